@@ -1,0 +1,37 @@
+"""Efficient low-rank and sparse attention (ELSAA) for JAX and Flax."""
+
+from elsaa_jax.attention import elsaa_attention
+from elsaa_jax.config import ElsaaConfig, FusionConfig, RaceConfig, SortLshConfig
+from elsaa_jax.exact import exact_attention
+from elsaa_jax.fusion import fuse, merge, sparse_multiplier
+from elsaa_jax.hashing import gray_rank, hard_codes, sample_planes, soft_codes
+from elsaa_jax.performer import performer_attention, sample_projection
+from elsaa_jax.hooks import attention_fn, sample_hashes
+from elsaa_jax.linen import ELSAA
+from elsaa_jax.race import race_attention
+from elsaa_jax.sort_lsh import sort_lsh_attention
+from elsaa_jax.types import BranchOutput
+
+__all__ = [
+    "ELSAA",
+    "BranchOutput",
+    "ElsaaConfig",
+    "FusionConfig",
+    "RaceConfig",
+    "SortLshConfig",
+    "attention_fn",
+    "elsaa_attention",
+    "exact_attention",
+    "fuse",
+    "gray_rank",
+    "hard_codes",
+    "merge",
+    "performer_attention",
+    "race_attention",
+    "sample_hashes",
+    "sample_planes",
+    "sample_projection",
+    "soft_codes",
+    "sort_lsh_attention",
+    "sparse_multiplier",
+]

@@ -1,0 +1,313 @@
+"""Exact attention, block by block: O(N) memory and a log-sum-exp that can be differentiated."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from elsaa_jax import checks, dispatch
+from elsaa_jax.types import Array, BranchOutput, Implementation
+
+# Rows and columns of one tile of scores, and how many scores are computed at a time:
+# 4 MiB of them stay in the cache of a CPU.
+CHUNK = 512
+SCORES_AT_A_TIME = 2**20
+
+
+class Geometry(NamedTuple):
+    """The static part of a call: R rows (batch x key/value heads) are independent problems."""
+
+    scale: float
+    is_causal: bool
+    num_queries: int  # T
+    num_keys: int  # S
+    query_chunk: int
+    key_chunk: int
+    masked: bool
+
+
+def exact_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    is_causal: bool = False,
+    key_mask: Array | None = None,
+    scale: float | None = None,
+    implementation: Implementation | None = None,
+) -> BranchOutput:
+    """softmax(scale q k^T) v over all keys, or over the past (Eq. 1 and 2 of the paper).
+
+    Args:
+      query: (B, T, N, H).
+      key: (B, S, K, H).
+      value: (B, S, K, H).
+      is_causal: query i, the (S - T + i)-th position, attends to positions up to its own.
+      key_mask: (B, S) bool, True = attend.
+      scale: factor of the logits; H**-0.5 where None.
+      implementation: see `elsaa_jax.dispatch`.
+
+    Returns:
+      out (B, T, N, H), and log_mass (B, T, N), the log-sum-exp of the logits.
+    """
+    checks.check_qkv(query, key, value, is_causal)
+    checks.check_mask("key_mask", key_mask, key.shape[0], key.shape[1])
+    scale = checks.resolve_scale(scale, query.shape[-1])
+    dispatch.resolve("exact_attention", implementation)
+    key, value = checks.zero_masked(key, value, key_mask)
+    geometry = make_geometry(query.shape[1], key.shape[1], is_causal, scale, key_mask is not None)
+    out, log_mass = _attend(geometry, *to_rows(query, key, value, key_mask))
+    batch = query.shape[0]
+    return BranchOutput(from_query_rows(out, batch).astype(query.dtype), from_query_rows(log_mass, batch))
+
+
+def make_geometry(num_queries: int, num_keys: int, is_causal: bool, scale: float, masked: bool) -> Geometry:
+    """The tiling of T queries against S keys."""
+    return Geometry(scale, is_causal, num_queries, num_keys, min(CHUNK, num_queries), min(CHUNK, num_keys), masked)
+
+
+def to_rows(query: Array, key: Array, value: Array, key_mask: Array | None) -> tuple[Array, Array, Array, Array]:
+    """(B, T, N, H), (B, S, K, H) -> (R, G, T, H), (R, S, H) with R = B * K, and the mask (R, S)."""
+    batch, _, num_kv_heads, _ = key.shape
+    valid = jnp.ones((batch * num_kv_heads, 1), bool)
+    if key_mask is not None:
+        valid = jnp.repeat(key_mask, num_kv_heads, axis=0)
+    return to_query_rows(query, num_kv_heads), to_key_rows(key), to_key_rows(value), valid
+
+
+def to_query_rows(x: Array, num_kv_heads: int) -> Array:
+    """(B, T, N, ...) -> (R, G, T, ...)."""
+    x = jnp.moveaxis(x, 2, 1)
+    return x.reshape(x.shape[0] * num_kv_heads, -1, *x.shape[2:])
+
+
+def from_query_rows(x: Array, batch: int) -> Array:
+    """(R, G, T, ...) -> (B, T, N, ...)."""
+    return jnp.moveaxis(x.reshape(batch, -1, *x.shape[2:]), 1, 2)
+
+
+def to_key_rows(x: Array) -> Array:
+    """(B, S, K, ...) -> (R, S, ...)."""
+    x = jnp.moveaxis(x, 2, 1)
+    return x.reshape(-1, *x.shape[2:])
+
+
+def from_key_rows(x: Array, batch: int) -> Array:
+    """(R, S, ...) -> (B, S, K, ...)."""
+    return jnp.moveaxis(x.reshape(batch, -1, *x.shape[1:]), 1, 2)
+
+
+def safe_max(log_mass: Array) -> Array:
+    """A maximum that may be subtracted: 0 where there is no key."""
+    return jnp.where(jnp.isneginf(log_mass), 0.0, log_mass)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(geometry: Geometry, query: Array, key: Array, value: Array, valid: Array) -> tuple[Array, Array]:
+    return forward(geometry, query, key, value, valid)
+
+
+def _attend_fwd(geometry, query, key, value, valid):
+    out, log_mass = forward(geometry, query, key, value, valid)
+    return (out, log_mass), (query, key, value, valid, out, log_mass)
+
+
+def _attend_bwd(geometry, residuals, cotangents):
+    query, key, value, valid, out, log_mass = residuals
+    d_out, d_log_mass = cotangents
+    shift = row_shift(out, log_mass, d_out, d_log_mass)
+    d_query, d_key, d_value = backward(geometry, query, key, value, valid, log_mass, d_out, shift)
+    return d_query.astype(query.dtype), d_key.astype(key.dtype), d_value.astype(value.dtype), None
+
+
+_attend.defvjp(_attend_fwd, _attend_bwd)
+
+
+def row_shift(out: Array, log_mass: Array, d_out: Array, d_log_mass: Array) -> Array:
+    """What the backward pass subtracts from d_out . v: out . d_out - d_log_mass; 0 without keys."""
+    shift = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1) - d_log_mass
+    return jnp.where(jnp.isneginf(log_mass), 0.0, shift)
+
+
+def forward(geometry: Geometry, query: Array, key: Array, value: Array, valid: Array) -> tuple[Array, Array]:
+    """out (R, G, T, H) and log_mass (R, G, T), both float32; no derivative of its own."""
+    query = _pad(query, 2, geometry.query_chunk)
+    key, value = _pad(key, 1, geometry.key_chunk), _pad(value, 1, geometry.key_chunk)
+    valid = _pad(valid, 1, geometry.key_chunk) if geometry.masked else valid
+    out, log_mass = _map_rows(geometry, functools.partial(_forward_rows, geometry), query, key, value, valid)
+    return out[:, :, : geometry.num_queries], log_mass[:, :, : geometry.num_queries]
+
+
+def backward(
+    geometry: Geometry,
+    query: Array,
+    key: Array,
+    value: Array,
+    valid: Array,
+    log_mass: Array,
+    d_out: Array,
+    shift: Array,
+) -> tuple[Array, Array, Array]:
+    """d_query, d_key, d_value in float32, from the log_mass of all keys a query saw.
+
+    With p = exp(logit - log_mass), d_logit = p (d_out . v - shift): `log_mass` and `shift` may
+    include keys of other calls, which is how the levels of a causal split share one softmax.
+    """
+    num_queries, num_keys = geometry.num_queries, geometry.num_keys
+    query, d_out = (_pad(x, 2, geometry.query_chunk) for x in (query, d_out))
+    key, value = _pad(key, 1, geometry.key_chunk), _pad(value, 1, geometry.key_chunk)
+    valid = _pad(valid, 1, geometry.key_chunk) if geometry.masked else valid
+    # exp(logit - inf) is 0: a query without keys, or one that pads, has no weights.
+    log_mass = jnp.where(jnp.isneginf(log_mass), jnp.inf, log_mass)
+    log_mass = _pad(log_mass, 2, geometry.query_chunk, jnp.inf)
+    shift = _pad(shift, 2, geometry.query_chunk)
+    rows = functools.partial(_backward_rows, geometry)
+    d_query, d_key, d_value = _map_rows(geometry, rows, query, key, value, valid, log_mass, d_out, shift)
+    return d_query[:, :, :num_queries], d_key[:, :num_keys], d_value[:, :num_keys]
+
+
+def _pad(x: Array, axis: int, multiple: int, fill: float = 0) -> Array:
+    extra = -x.shape[axis] % multiple
+    if not extra:
+        return x
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, extra)
+    return jnp.pad(x, widths, constant_values=fill)
+
+
+def _map_rows(geometry: Geometry, function, *arrays):
+    """Applies `function` to as many rows at a time as keep their scores in the cache."""
+    num_rows, group = arrays[0].shape[:2]
+    scores = group * geometry.query_chunk * geometry.key_chunk
+    at_a_time = largest_divisor(num_rows, SCORES_AT_A_TIME // scores)
+    if at_a_time == num_rows:
+        return function(*arrays)
+    split = [x.reshape(num_rows // at_a_time, at_a_time, *x.shape[1:]) for x in arrays]
+    results = lax.map(lambda xs: function(*xs), split)
+    return jax.tree.map(lambda x: x.reshape(num_rows, *x.shape[2:]), results)
+
+
+def largest_divisor(number: int, bound: int) -> int:
+    """The largest divisor of `number` that is at most `bound`, and at least 1."""
+    return next(d for d in range(max(1, min(number, bound)), 0, -1) if number % d == 0)
+
+
+def _chunk(x: Array, index: Array, size: int, axis: int) -> Array:
+    return lax.dynamic_slice_in_dim(x, index * size, size, axis)
+
+
+def _logits(geometry: Geometry, query: Array, key: Array, valid: Array, i: Array, j: Array) -> Array:
+    """Logits (R, G, C, C) of query chunk i against key chunk j, -inf where not attended."""
+    logits = jnp.einsum("rgth,rsh->rgts", query, key, preferred_element_type=jnp.float32) * geometry.scale
+    num_rows, _, rows, columns = logits.shape
+    key_place = j * columns + jnp.arange(columns, dtype=jnp.int32)
+    if geometry.is_causal:
+        query_place = geometry.num_keys - geometry.num_queries + i * rows + jnp.arange(rows, dtype=jnp.int32)
+        past = key_place[None, :] <= query_place[:, None]
+        logits = jnp.where(past[None, None], logits, -jnp.inf)
+    if geometry.masked:
+        logits = jnp.where(_chunk(valid, j, columns, 1)[:, None, None, :], logits, -jnp.inf)
+    elif geometry.num_keys % columns and not geometry.is_causal:
+        logits = jnp.where((key_place < geometry.num_keys)[None, None, None, :], logits, -jnp.inf)
+    return logits
+
+
+def _forward_rows(geometry, query, key, value, valid):
+    num_rows, group, num_queries, head_dim = query.shape
+    rows, columns = geometry.query_chunk, geometry.key_chunk
+    num_key_chunks = key.shape[1] // columns
+
+    def query_chunk(i):
+        query_i = _chunk(query, i, rows, 2)
+
+        def step(j, state):
+            top, total, out = state
+            logits = _logits(geometry, query_i, _chunk(key, j, columns, 1), valid, i, j)
+            new_top = jnp.maximum(top, logits.max(-1))
+            base = safe_max(new_top)
+            weights = jnp.exp(logits - base[..., None])
+            keep = jnp.exp(top - base)
+            values = jnp.einsum(
+                "rgts,rsh->rgth",
+                weights.astype(value.dtype),
+                _chunk(value, j, columns, 1),
+                preferred_element_type=jnp.float32,
+            )
+            return new_top, total * keep + weights.sum(-1), out * keep[..., None] + values
+
+        start = (
+            jnp.full((num_rows, group, rows), -jnp.inf, jnp.float32),
+            jnp.zeros((num_rows, group, rows), jnp.float32),
+            jnp.zeros((num_rows, group, rows, head_dim), jnp.float32),
+        )
+        last = num_key_chunks
+        if geometry.is_causal:
+            last_place = geometry.num_keys - geometry.num_queries + (i + 1) * rows - 1
+            last = jnp.minimum(last_place // columns + 1, num_key_chunks)
+        top, total, out = lax.fori_loop(0, last, step, start)
+        nonzero = jnp.where(total > 0, total, 1.0)
+        return out / nonzero[..., None], jnp.where(total > 0, top + jnp.log(nonzero), -jnp.inf)
+
+    num_query_chunks = num_queries // rows
+    if num_query_chunks == 1:
+        return query_chunk(jnp.int32(0))
+    out, log_mass = lax.map(query_chunk, jnp.arange(num_query_chunks, dtype=jnp.int32))
+    join = lambda x: jnp.moveaxis(x, 0, 2).reshape(num_rows, group, num_queries, *x.shape[4:])  # noqa: E731
+    return join(out), join(log_mass)
+
+
+def _backward_rows(geometry, query, key, value, valid, log_mass, d_out, shift):
+    num_queries = query.shape[2]
+    rows, columns = geometry.query_chunk, geometry.key_chunk
+
+    def key_chunk(d_query, j):
+        key_j, value_j = _chunk(key, j, columns, 1), _chunk(value, j, columns, 1)
+
+        def step(i, state):
+            d_query, d_key, d_value = state
+            query_i, d_out_i = _chunk(query, i, rows, 2), _chunk(d_out, i, rows, 2)
+            logits = _logits(geometry, query_i, key_j, valid, i, j)
+            d_query_i, d_key_i, d_value_i = logits_vjp(
+                logits,
+                query_i,
+                key_j,
+                value_j,
+                _chunk(log_mass, i, rows, 2),
+                d_out_i,
+                _chunk(shift, i, rows, 2),
+                geometry.scale,
+            )
+            present = _chunk(d_query, i, rows, 2)
+            d_query = lax.dynamic_update_slice_in_dim(d_query, present + d_query_i, i * rows, 2)
+            return d_query, d_key + d_key_i, d_value + d_value_i
+
+        first = 0
+        if geometry.is_causal:
+            place = j * columns - (geometry.num_keys - geometry.num_queries)
+            first = jnp.maximum(place, 0) // rows
+        zeros = jnp.zeros(key_j.shape, jnp.float32)
+        d_query, d_key, d_value = lax.fori_loop(first, num_queries // rows, step, (d_query, zeros, zeros))
+        return d_query, (d_key, d_value)
+
+    start = jnp.zeros(query.shape, jnp.float32)
+    num_key_chunks = key.shape[1] // columns
+    d_query, parts = lax.scan(key_chunk, start, jnp.arange(num_key_chunks, dtype=jnp.int32))
+    d_key, d_value = (jnp.moveaxis(x, 0, 1).reshape(key.shape) for x in parts)
+    return d_query, d_key, d_value
+
+
+def logits_vjp(logits, query, key, value, log_mass, d_out, shift, scale):
+    """Derivatives through one tile of logits (R, G, T, S); see `backward`."""
+    weights = jnp.exp(logits - log_mass[..., None])
+    d_value = jnp.einsum(
+        "rgts,rgth->rsh", weights.astype(value.dtype), d_out.astype(value.dtype), preferred_element_type=jnp.float32
+    )
+    d_weights = jnp.einsum("rgth,rsh->rgts", d_out.astype(value.dtype), value, preferred_element_type=jnp.float32)
+    d_logits = (weights * (d_weights - shift[..., None]) * scale).astype(key.dtype)
+    d_query = jnp.einsum("rgts,rsh->rgth", d_logits, key, preferred_element_type=jnp.float32)
+    d_key = jnp.einsum("rgts,rgth->rsh", d_logits, query, preferred_element_type=jnp.float32)
+    return d_query, d_key, d_value

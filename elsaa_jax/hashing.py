@@ -1,0 +1,105 @@
+"""Hyperplanes, soft codes (RACE), hard codes and their order (sortLSH)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from elsaa_jax.config import MAX_HARD_BITS, check_int
+from elsaa_jax.types import Array
+
+
+def sample_planes(rng: Array, shape: tuple[int, ...]) -> Array:
+    """Gaussian hyperplanes N(0, 1) in float32; the last axis is the head dimension."""
+    return jax.random.normal(rng, shape, jnp.float32)
+
+
+def project(x: Array, planes: Array, plane_axes: int) -> Array:
+    """Dots of vectors with hyperplanes, float32 at the highest precision.
+
+    A GPU would use TF32 by default, and give other codes than a CPU.
+
+    Args:
+      x: (..., H); (..., K, H) where the planes differ between the heads.
+      planes: (*plane_axes, H), shared by the heads, or (K, *plane_axes, H).
+      plane_axes: number of axes of the planes between heads and H.
+
+    Returns:
+      (..., *plane_axes) float32.
+    """
+    if planes.ndim not in (plane_axes + 1, plane_axes + 2) or x.shape[-1] != planes.shape[-1]:
+        raise ValueError(
+            f"planes have shape {planes.shape} for vectors of shape {x.shape}; they must have "
+            f"{plane_axes + 1} axes, or {plane_axes + 2} with one set for each head, and end in {x.shape[-1]}"
+        )
+    x, planes = x.astype(jnp.float32), planes.astype(jnp.float32)
+    per_head = planes.ndim == plane_axes + 2
+    if per_head and (x.ndim < 2 or x.shape[-2] != planes.shape[0]):
+        raise ValueError(
+            f"planes have shape {planes.shape}, one set for each of {planes.shape[0]} heads, "
+            f"but the vectors have shape {x.shape}"
+        )
+    subscripts = "...kh,kzh->...kz" if per_head else "...h,zh->...z"
+    flat = planes.reshape(*planes.shape[: planes.ndim - plane_axes - 1], -1, planes.shape[-1])
+    dots = jnp.einsum(subscripts, x, flat, precision=lax.Precision.HIGHEST)
+    return dots.reshape(*dots.shape[:-1], *planes.shape[-plane_axes - 1 : -1])
+
+
+def hard_codes(x: Array, planes: Array) -> Array:
+    """Raw binary codes: bit p is (x . planes[p] > 0), with weight 2**p.
+
+    Args:
+      x: (..., H); (..., K, H) where the planes differ between the heads.
+      planes: (P, H), or (K, P, H).
+
+    Returns:
+      (...) int32, in [0, 2**P).
+    """
+    num_bits = planes.shape[-2] if planes.ndim > 1 else 0
+    check_int("the number of bits of the planes", num_bits, 1, MAX_HARD_BITS)
+    bits = (project(x, planes, 1) > 0).astype(jnp.int32)
+    return jnp.sum(bits << lax.broadcasted_iota(jnp.int32, bits.shape, bits.ndim - 1), axis=-1)
+
+
+def gray_rank(codes: Array, num_bits: int) -> Array:
+    """The place of each code in the reflected Gray sequence, so that neighbours differ in one bit.
+
+    The inverse of r -> r ^ (r >> 1), on codes of `num_bits` bits.
+    """
+    check_int("num_bits", num_bits, 1, MAX_HARD_BITS)
+    shift = 1
+    while shift < num_bits:
+        codes = codes ^ (codes >> shift)
+        shift *= 2
+    return codes
+
+
+def soft_codes(x: Array, planes: Array, beta: float | Array = 1.0) -> Array:
+    """Soft bucket assignments of Alg. 3, by products of sigmoids.
+
+    phi_r(x) = exp(beta tanh(W x) . v_r) / sum_r' exp(beta tanh(W x) . v_r') over the corners
+    v_r of {-1, 1}^P factorises into prod_p sigmoid(2 beta v_rp tanh(w_p . x)): P sigmoids
+    instead of 2**P exponentials. Corner r has v_rp = +1 where bit p of r is set, so that the
+    heaviest bucket of a table is the hard code of the same planes.
+
+    Args:
+      x: (..., H); (..., K, H) where the planes differ between the heads.
+      planes: (L, P, H), or (K, L, P, H).
+      beta: sharpness, a scalar.
+
+    Returns:
+      (..., L, 2**P) float32; each table sums to 1.
+    """
+    return corner_products(project(x, planes, 2), beta, axis=-1)
+
+
+def corner_products(dots: Array, beta: float | Array, axis: int) -> Array:
+    """The soft codes of w_p . x, whose `axis` counts the P planes and then the 2**P corners."""
+    turn = 2 * jnp.asarray(beta, jnp.float32) * jnp.tanh(dots)
+    ones, zeros = jax.nn.sigmoid(turn), jax.nn.sigmoid(-turn)
+    codes = jnp.ones_like(lax.slice_in_dim(turn, 0, 1, axis=axis))
+    for p in range(dots.shape[axis]):
+        zero, one = (lax.slice_in_dim(x, p, p + 1, axis=axis) for x in (zeros, ones))
+        codes = jnp.concatenate([codes * zero, codes * one], axis=axis)
+    return codes

@@ -1,0 +1,407 @@
+"""What the linen and the nnx layer share: everything but parameters and their names."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from elsaa_jax import checks
+from elsaa_jax.attention import elsaa_branches
+from elsaa_jax.config import ElsaaConfig, check_bool, check_choice, check_instance, check_int
+from elsaa_jax.dispatch import IMPLEMENTATIONS
+from elsaa_jax.exact import exact_attention
+from elsaa_jax.fusion import fuse, sparse_multiplier
+from elsaa_jax.hashing import sample_planes
+from elsaa_jax.performer import performer_attention, sample_projection
+from elsaa_jax.race import race_attention
+from elsaa_jax.sort_lsh import sort_lsh_attention
+from elsaa_jax.types import Array, AttentionKind, BranchOutput, FusionKind, Implementation
+
+ATTENTION_KINDS: tuple[AttentionKind, ...] = ("elsaa", "race", "sort_lsh", "sort_lsh_race", "exact", "performer")
+HASH_NAMES = ("race_planes", "lsh_planes", "projection")
+LAMBDA_OFFSET = 0.3  # c of c + sigmoid(w . q + b), which starts at 0.8
+LAMBDA_FLOOR = 1e-6
+LAMBDA_KERNEL_STDDEV = 1e-3
+BETA_RANGE = (0.01, 20.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionSpec:
+    """One attention of the paper's tables, by name, at given sizes.
+
+    Attributes:
+      kind: "elsaa", "race", "sort_lsh", "sort_lsh_race" (m = 1), "exact" or "performer".
+      config: sizes of the branches, and the fusion.
+      num_heads: N.
+      num_kv_heads: K.
+      head_dim: H.
+      is_causal: whether queries see the past alone.
+      implementation: see `elsaa_jax.dispatch`.
+    """
+
+    kind: AttentionKind
+    config: ElsaaConfig
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    is_causal: bool
+    implementation: Implementation | None
+
+    def __post_init__(self) -> None:
+        check_choice("attention", self.kind, ATTENTION_KINDS)
+        check_instance("config", self.config, ElsaaConfig)
+        check_int("num_heads", self.num_heads, 1)
+        check_int("num_kv_heads", self.num_kv_heads, 1)
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_kv_heads is {self.num_kv_heads}; it must divide num_heads = {self.num_heads}")
+        check_bool("is_causal", self.is_causal)
+        check_choice("implementation", self.implementation, (None, *IMPLEMENTATIONS))
+
+    @property
+    def has_race(self) -> bool:
+        """Whether the low-rank branch runs."""
+        return self.kind in ("elsaa", "race", "sort_lsh_race")
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether two branches are fused."""
+        return self.kind in ("elsaa", "sort_lsh_race")
+
+    @property
+    def fusion_kind(self) -> FusionKind:
+        """How they are fused; "sort_lsh_race" is the ablation m = 1."""
+        return "sum" if self.kind == "sort_lsh_race" else self.config.fusion.kind
+
+    @property
+    def lambda_kind(self) -> str | None:
+        """How lambda comes about; None where the fusion has none."""
+        return self.config.fusion.lambda_kind if self.has_gate and self.fusion_kind != "sum" else None
+
+    @property
+    def learns_beta(self) -> bool:
+        """Whether beta is a parameter."""
+        return self.has_race and self.config.race.learn_beta
+
+    @property
+    def branch_dropout_rate(self) -> float:
+        """Share of training examples without the sparse branch."""
+        return self.config.fusion.branch_dropout_rate if self.has_gate else 0.0
+
+    def sample_hashes(self, rng: Array) -> dict[str, Array]:
+        """The fixed random planes of the layer by name, one set for each key/value head."""
+        race_rng, lsh_rng, projection_rng = jax.random.split(rng, 3)
+        config, heads, dim = self.config, self.num_kv_heads, self.head_dim
+        hashes = {}
+        if self.has_race:
+            hashes["race_planes"] = sample_planes(
+                race_rng, (heads, config.race.total_tables, config.race.num_bits, dim)
+            )
+        if self.kind == "sort_lsh" or (self.has_gate and not config.share_planes):
+            hashes["lsh_planes"] = sample_planes(lsh_rng, (heads, config.sparse.num_bits, dim))
+        if self.kind == "performer":
+            rngs = jax.random.split(projection_rng, heads)
+            sample = lambda rng: sample_projection(rng, config.performer_features, dim)  # noqa: E731
+            hashes["projection"] = jax.vmap(sample)(rngs)
+        return hashes
+
+    def attend(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        hashes: dict[str, Array],
+        *,
+        beta: float | Array | None = None,
+        lam: float | Array = 1.0,
+        gates: tuple[float | Array, float | Array] = (1.0, 1.0),
+        query_mask: Array | None = None,
+        key_mask: Array | None = None,
+        branch_rng: Array | None = None,
+    ) -> tuple[Array, dict[str, Array]]:
+        """The attention, and what may be sown: gates, lambda, multiplier and masses, all (B, T, N).
+
+        Args:
+          query: (B, T, N, H).
+          key: (B, S, K, H).
+          value: (B, S, K, H).
+          hashes: as of `sample_hashes`.
+          beta: sharpness of the soft codes; None: the config's.
+          lam: lambda, broadcast to (B, T, N).
+          gates: of the sparse and of the low-rank branch, broadcast to (B, T, N).
+          query_mask: (B, T).
+          key_mask: (B, S).
+          branch_rng: for branch dropout; None: no example is without its sparse branch.
+        """
+        if self.has_gate:
+            return self._fused(query, key, value, hashes, beta, lam, gates, query_mask, key_mask, branch_rng)
+        where = {"is_causal": self.is_causal, "key_mask": key_mask}
+        config = self.config
+        if self.kind == "race":
+            branch = race_attention(
+                query,
+                key,
+                value,
+                hashes["race_planes"],
+                beta=config.race.beta if beta is None else beta,
+                num_ensembles=config.race.num_ensembles,
+                chunk_size=config.race.chunk_size,
+                eps=config.fusion.eps,
+                implementation=self.implementation,
+                **where,
+            )
+        elif self.kind == "sort_lsh":
+            branch = sort_lsh_attention(
+                query,
+                key,
+                value,
+                hashes["lsh_planes"],
+                block_size=config.sparse.block_size,
+                min_length=config.sparse.min_length,
+                num_neighbors=config.sparse.num_neighbors,
+                pairing=config.sparse.pairing,
+                query_mask=query_mask,
+                implementation=self.implementation,
+                **where,
+            )
+        elif self.kind == "exact":
+            branch = exact_attention(query, key, value, implementation=self.implementation, **where)
+        else:
+            branch = performer_attention(query, key, value, hashes["projection"], eps=config.fusion.eps, **where)
+        return branch.out, {"log_mass": branch.log_mass}
+
+    def _fused(self, query, key, value, hashes, beta, lam, gates, query_mask, key_mask, branch_rng):
+        fusion = self.config.fusion
+        sparse, low_rank = elsaa_branches(
+            query,
+            key,
+            value,
+            race_planes=hashes["race_planes"],
+            lsh_planes=hashes.get("lsh_planes"),
+            config=self.config,
+            beta=beta,
+            is_causal=self.is_causal,
+            query_mask=query_mask,
+            key_mask=key_mask,
+            scale=None,
+            implementation=self.implementation,
+        )
+        if branch_rng is not None:
+            keep = kept_examples(branch_rng, self.branch_dropout_rate, query.shape[0])[:, None, None]
+            sparse = BranchOutput(jnp.where(keep[..., None], sparse.out, 0), jnp.where(keep, sparse.log_mass, -jnp.inf))
+        out = fuse(
+            sparse,
+            low_rank,
+            gate_sparse=gates[0],
+            gate_low_rank=gates[1],
+            lam=lam,
+            eps=fusion.eps,
+            kind=self.fusion_kind,
+            stop_gradient_mass=fusion.stop_gradient_mass,
+        )
+        shape = sparse.log_mass.shape
+        weights = {
+            "gate_sparse": jnp.broadcast_to(jnp.asarray(gates[0], jnp.float32), shape),
+            "gate_low_rank": jnp.broadcast_to(jnp.asarray(gates[1], jnp.float32), shape),
+            "sparse_log_mass": sparse.log_mass,
+            "low_rank_log_mass": low_rank.log_mass,
+        }
+        if self.lambda_kind is None:
+            return out, weights
+        weights["lam"] = jnp.broadcast_to(jnp.asarray(lam, jnp.float32), shape)
+        weights["multiplier"] = sparse_multiplier(sparse.log_mass, low_rank.log_mass, lam=lam, eps=fusion.eps)
+        return out, weights
+
+
+class Inputs(NamedTuple):
+    """The arguments of a layer's call, as both layers need them.
+
+    Attributes:
+      query: (B, T, features).
+      key: (B, S, features).
+      value: (B, S, features).
+      query_mask: (B, T) or None; in self-attention the mask of the keys.
+      key_mask: (B, S) or None.
+      lead: the batch axes of the inputs, of which B is the product.
+    """
+
+    query: Array
+    key: Array
+    value: Array
+    query_mask: Array | None
+    key_mask: Array | None
+    lead: tuple[int, ...]
+
+    @classmethod
+    def of(cls, inputs_q: Array, inputs_k: Array | None, inputs_v: Array | None, mask: Array | None) -> Inputs:
+        """Fills in what was left out, and folds the batch axes into one."""
+        if inputs_k is None and inputs_v is not None:
+            raise ValueError(
+                f"inputs_v has shape {inputs_v.shape} and inputs_k is None; give inputs_k, and leave out inputs_v "
+                "where it is the same"
+            )
+        is_self = inputs_k is None or inputs_k is inputs_q
+        inputs_k = inputs_q if inputs_k is None else inputs_k
+        inputs_v = inputs_k if inputs_v is None else inputs_v
+        for name, x in (("inputs_q", inputs_q), ("inputs_k", inputs_k), ("inputs_v", inputs_v)):
+            if jnp.ndim(x) < 2 or jnp.shape(x)[:-2] != jnp.shape(inputs_q)[:-2]:
+                raise ValueError(
+                    f"{name} has shape {jnp.shape(x)}; it must be (..., length, features) with the batch axes of "
+                    f"inputs_q, {jnp.shape(inputs_q)[:-2]}"
+                )
+        lead = inputs_q.shape[:-2]
+        key_mask = key_mask_of(mask, lead, inputs_q.shape[-2], inputs_k.shape[-2])
+        inputs = (x.reshape(-1, *x.shape[-2:]) for x in (inputs_q, inputs_k, inputs_v))
+        return cls(*inputs, key_mask if is_self else None, key_mask, lead)
+
+    def restore(self, x: Array) -> Array:
+        """(B, ...) -> (*lead, ...)."""
+        return x.reshape(*self.lead, *x.shape[1:])
+
+
+def check_sizes(num_heads: int, qkv_features: int, dropout_rate: float) -> None:
+    """Refuses features that the heads do not divide, and a dropout rate that is none."""
+    check_int("num_heads", num_heads, 1)
+    check_int("qkv_features", qkv_features, 1)
+    if qkv_features % num_heads:
+        raise ValueError(f"qkv_features is {qkv_features}; it must be a multiple of num_heads = {num_heads}")
+    if not 0.0 <= dropout_rate < 1.0:
+        raise ValueError(f"dropout_rate is {dropout_rate!r}; it must be a number >= 0 and < 1")
+
+
+def refuse(fields: dict[str, Any], reasons: dict[str, str]) -> None:
+    """Raises ValueError for a Flax field that is set (not None or False) but has no meaning here."""
+    for name, reason in reasons.items():
+        if fields[name]:
+            raise ValueError(f"{name} is {fields[name]!r}, but {reason}; it must be None or False")
+
+
+MEANINGLESS_FIELDS = {
+    "attention_fn": "this layer is the attention: choose one by `attention` (elsaa_jax.attention_fn "
+    "gives a function for the hook of Flax's own layers)",
+    "decode": "decoding with a cache does not exist here: call with the last tokens as inputs_q and all of them "
+    "as inputs_k",
+    "qk_attn_weights_einsum_cls": "there is no matrix of attention weights to compute",
+    "attn_weights_value_einsum_cls": "there is no matrix of attention weights to multiply with",
+}
+
+
+def key_mask_of(mask: Array | None, lead: tuple[int, ...], num_queries: int, num_keys: int) -> Array | None:
+    """A Flax mask, (..., S) or (..., 1, 1, S), as (B, S) bool.
+
+    Args:
+      mask: True or nonzero = attend.
+      lead: the batch axes of the inputs; the mask's may be 1.
+      num_queries: T.
+      num_keys: S.
+    """
+    if mask is None:
+        return None
+    shape = jnp.shape(mask)
+    fits = len(shape) in (len(lead) + 1, len(lead) + 3) and shape[-1] == num_keys
+    fits = fits and all(a in (1, b) for a, b in zip(shape, lead, strict=False))
+    fits = fits and all(a == 1 for a in shape[len(lead) : -1])
+    if not fits:
+        raise ValueError(
+            f"mask has shape {shape}; for {num_queries} queries and {num_keys} keys it must be "
+            f"{(*lead, num_keys)} or {(*lead, 1, 1, num_keys)}, as a key_mask. A mask over pairs of tokens would be "
+            "of quadratic size: use is_causal=True for a causal mask"
+        )
+    mask = (jnp.asarray(mask) != 0).reshape(*shape[: len(lead)], num_keys)
+    return jnp.broadcast_to(mask, (*lead, num_keys)).reshape(-1, num_keys)
+
+
+def short_convolution(x: Array, kernel: Array, key_mask: Array | None, history: Array | None = None) -> Array:
+    """A depthwise causal convolution over tokens: y_t = sum_j kernel_j x_{t-j}.
+
+    Args:
+      x: (B, tokens, heads, H).
+      kernel: (taps, heads, H); tap 0 is the token itself.
+      key_mask: (B, tokens), masked tokens count as 0; or None.
+      history: (B, up to taps - 1, heads, H), the tokens before the first; None: there are none.
+    """
+    if key_mask is not None:
+        x = jnp.where(key_mask[:, :, None, None], x, 0)
+    length, taps = x.shape[1], kernel.shape[0]
+    if history is not None:
+        x = jnp.concatenate([history, x], axis=1)
+    x = jnp.pad(x, [(0, 0), (max(0, length + taps - 1 - x.shape[1]), 0), (0, 0), (0, 0)])
+    kernel = kernel.astype(x.dtype)
+    shifted = (x[:, taps - 1 - j : taps - 1 - j + length] * kernel[j][None, None] for j in range(taps))
+    return sum(shifted, start=jnp.zeros((), x.dtype))
+
+
+def query_history(spec: AttentionSpec, inputs_q: Array, inputs_k: Array) -> Array | None:
+    """The inputs before the first query that its short convolution sees; None: there are none.
+
+    Causal queries are the last T of S positions, so what stands before them are the keys' inputs.
+    """
+    first = inputs_k.shape[1] - inputs_q.shape[1]
+    taps = min(spec.config.short_conv - 1, first)
+    if not spec.is_causal or taps <= 0:
+        return None
+    if inputs_k.shape[-1] != inputs_q.shape[-1]:
+        raise ValueError(
+            f"inputs_k has {inputs_k.shape[-1]} features and inputs_q {inputs_q.shape[-1]}; with short_conv and "
+            "is_causal the queries are the last of the keys' positions, so they must be equal"
+        )
+    return inputs_k[:, first - taps : first]
+
+
+def identity_taps(rng: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+    """The start of a short convolution: tap 0 is 1, so that it changes nothing."""
+    del rng
+    return jnp.zeros(shape, dtype).at[0].set(1)
+
+
+def query_lambda(query: Array, kernel: Array, bias: Array, offset: Array) -> Array:
+    """lambda_i = c + sigmoid(w . q_i + b) for each head, at least 1e-6.
+
+    q is detached; c is kept at or above 0 by a clamp that passes the gradient straight through.
+
+    Args:
+      query: (B, T, N, H).
+      kernel: (N, H).
+      bias: (N,).
+      offset: (N,), c.
+    """
+    kernel, bias, offset = (x.astype(jnp.float32) for x in (kernel, bias, offset))
+    logits = jnp.einsum("btnh,nh->btn", jax.lax.stop_gradient(query).astype(jnp.float32), kernel)
+    offset = offset + jax.lax.stop_gradient(jnp.maximum(offset, 0.0) - offset)
+    lam = offset[None, None] + jax.nn.sigmoid(logits + bias[None, None])
+    return jnp.maximum(lam, LAMBDA_FLOOR)
+
+
+def beta_of(log_beta: Array) -> Array:
+    """exp(log_beta), within [0.01, 20]."""
+    return jnp.clip(jnp.exp(log_beta.astype(jnp.float32)), *BETA_RANGE)
+
+
+def gates_of(logits: Array) -> tuple[Array, Array]:
+    """Gate logits (B, T, 2) or (B, T, N, 2) -> the two gates, (B, T, 1) or (B, T, N)."""
+    gates = jax.nn.sigmoid(logits.astype(jnp.float32))
+    if gates.ndim == 3:
+        gates = gates[:, :, None]
+    return gates[..., 0], gates[..., 1]
+
+
+def dropout(x: Array, rng: Array, rate: float, broadcast: bool) -> Array:
+    """Dropout on an output (B, T, N, H); with `broadcast`, one mask for all examples and heads."""
+    shape = (1, x.shape[1], 1, x.shape[3]) if broadcast else x.shape
+    keep = jnp.broadcast_to(jax.random.bernoulli(rng, 1.0 - rate, shape), x.shape)
+    return jnp.where(keep, x / (1.0 - rate), 0).astype(x.dtype)
+
+
+def kept_examples(rng: Array, rate: float, batch: int) -> Array:
+    """(B,) bool with a share `rate` of False at random places: B * rate of them, rounded at random."""
+    place_rng, round_rng = jax.random.split(rng)
+    dropped = jnp.floor(batch * rate + jax.random.uniform(round_rng)).astype(jnp.int32)
+    return jax.random.permutation(place_rng, batch) >= dropped
+
+
+def dropout_rngs(rng: Array, dropout_rate: float, spec: AttentionSpec) -> tuple[Array | None, Array | None]:
+    """Keys for dropout on the output and for branch dropout; None where the rate is 0."""
+    output_rng, branch_rng = jax.random.split(rng)
+    return output_rng if dropout_rate else None, branch_rng if spec.branch_dropout_rate else None

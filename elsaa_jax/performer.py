@@ -1,0 +1,201 @@
+"""The baseline: Performer attention with positive orthogonal random features (FAVOR+)."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from elsaa_jax import checks
+from elsaa_jax.chunks import join_chunks, pad_axis, split_chunks
+from elsaa_jax.config import check_int
+from elsaa_jax.exact import safe_max
+from elsaa_jax.types import Array, BranchOutput
+
+FULL_CHUNK = 2048
+CAUSAL_CHUNK = 256
+# exp of at most this is finite in float32.
+MAX_EXPONENT = 80.0
+
+
+def sample_projection(rng: Array, num_features: int, head_dim: int) -> Array:
+    """Orthogonal random features (F, H) float32: rows orthogonal in groups of H, of Gaussian norms."""
+    check_int("num_features", num_features, 1)
+    check_int("head_dim", head_dim, 1)
+    direction_rng, norm_rng = jax.random.split(rng)
+    groups = -(-num_features // head_dim)
+    square = jax.random.normal(direction_rng, (groups, head_dim, head_dim), jnp.float32)
+    directions = jnp.linalg.qr(square)[0].swapaxes(1, 2).reshape(-1, head_dim)[:num_features]
+    norms = jnp.linalg.norm(jax.random.normal(norm_rng, (num_features, head_dim), jnp.float32), axis=1)
+    return directions * norms[:, None]
+
+
+def performer_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    projection: Array,
+    *,
+    is_causal: bool = False,
+    key_mask: Array | None = None,
+    eps: float = 1e-6,
+) -> BranchOutput:
+    """Attention with the kernel phi(q) . phi(k), an unbiased estimate of exp(q . k / sqrt(H)).
+
+    phi_f(x) = exp(w_f . x H^-1/4 - |x|^2 / (2 sqrt(H))) / sqrt(F). Den = sum_j phi(q) . phi(k_j),
+    out = Num / (Den + eps), log_mass = log Den. Exponents are shifted by running maxima over the
+    past alone, so the causal form is strictly causal and nothing overflows.
+
+    Args:
+      query: (B, T, N, H).
+      key: (B, S, K, H).
+      value: (B, S, K, H).
+      projection: (F, H), or (K, F, H) with one set for each key/value head.
+      is_causal: query i is the (S - T + i)-th position and attends to positions up to its own.
+      key_mask: (B, S) bool, True = attend.
+      eps: floor of the denominator.
+
+    Returns:
+      out (B, T, N, H) and log_mass (B, T, N).
+    """
+    checks.check_qkv(query, key, value, is_causal)
+    checks.check_mask("key_mask", key_mask, key.shape[0], key.shape[1])
+    checks.check_scalar("eps", eps)
+    num_kv_heads, head_dim = key.shape[2:]
+    shape = jnp.shape(projection)
+    if len(shape) not in (2, 3) or shape[-1] != head_dim or (len(shape) == 3 and shape[0] != num_kv_heads):
+        raise ValueError(
+            f"projection has shape {shape}; it must be (features, {head_dim}), or ({num_kv_heads}, features, "
+            f"{head_dim}) with one set for each key/value head"
+        )
+    key, value = checks.zero_masked(key, value, key_mask)
+    valid = jnp.ones(key.shape[:2], bool) if key_mask is None else key_mask
+    attend = _causal if is_causal else _full
+    out, log_mass = attend(query, key, value, valid, projection, eps)
+    return BranchOutput(out.astype(query.dtype), log_mass)
+
+
+class _Summary(NamedTuple):
+    """Sums over keys of phi(k) and phi(k) v, without 1/sqrt(F) and divided by exp(top).
+
+    Attributes:
+      top: (B, K).
+      mass: (B, K, F).
+      values: (B, K, F, H).
+    """
+
+    top: Array
+    mass: Array
+    values: Array
+
+
+def _exponents(x: Array, projection: Array, num_kv_heads: int) -> Array:
+    """(B, C, K * G, H) -> (B, K, G, F, C), the logarithms of sqrt(F) phi."""
+    batch, length, _, head_dim = x.shape
+    x = x.reshape(batch, length, num_kv_heads, -1, head_dim).astype(jnp.float32) * head_dim**-0.25
+    subscripts = "bckgh,fh->bkgfc" if projection.ndim == 2 else "bckgh,kfh->bkgfc"
+    dots = jnp.einsum(subscripts, x, projection.astype(jnp.float32), precision=lax.Precision.HIGHEST)
+    return dots - jnp.moveaxis(jnp.sum(x * x, axis=-1) / 2, 1, -1)[..., None, :]
+
+
+def _key_exponents(key: Array, valid: Array, projection: Array) -> Array:
+    """(B, C, K, H) -> (B, K, F, C), -inf for masked keys."""
+    exponents = _exponents(key, projection, key.shape[2])[:, :, 0]
+    return jnp.where(valid[:, None, None, :], exponents, -jnp.inf)
+
+
+def _query_features(query: Array, projection: Array, num_kv_heads: int) -> tuple[Array, Array]:
+    """Features (B, K, G, F, C) divided by exp(top), and top (B, K, G, C)."""
+    exponents = _exponents(query, projection, num_kv_heads)
+    top = lax.stop_gradient(exponents.max(3))
+    return jnp.exp(exponents - top[..., None, :]), top
+
+
+def _summarize(key: Array, value: Array, valid: Array, projection: Array) -> _Summary:
+    exponents = _key_exponents(key, valid, projection)
+    top = lax.stop_gradient(exponents.max((2, 3)))
+    features = jnp.exp(exponents - safe_max(top)[..., None, None])
+    values = jnp.einsum("bkfc,bckh->bkfh", features, value.astype(jnp.float32))
+    return _Summary(top, features.sum(-1), values)
+
+
+def _add(a: _Summary, b: _Summary) -> _Summary:
+    top = jnp.maximum(a.top, b.top)
+    from_a, from_b = (jnp.exp(x.top - safe_max(top))[..., None] for x in (a, b))
+    return _Summary(top, a.mass * from_a + b.mass * from_b, a.values * from_a[..., None] + b.values * from_b[..., None])
+
+
+def _finish(den: Array, num: Array, top: Array, num_features: int, eps: float) -> tuple[Array, Array]:
+    """From Den and Num divided by exp(top): out (B, C, N, H) and log_mass (B, C, N).
+
+    Args:
+      den, top: (B, K, G, C).
+      num: (B, K, G, C, H).
+      num_features: F.
+      eps: floor of Den, as it is before the division.
+    """
+    shift = top - math.log(num_features)
+    floor = eps * jnp.exp(jnp.minimum(-shift, MAX_EXPONENT))
+    positive = den > 0
+    log_mass = jnp.where(positive, jnp.log(jnp.where(positive, den, 1.0)) + shift, -jnp.inf)
+    # A row without keys has Num = Den = 0, and with eps = 0 nothing to divide by.
+    out = num / jnp.where(positive, den + floor, 1.0)[..., None]
+    batch, length = den.shape[0], den.shape[-1]
+    out = jnp.moveaxis(out, 3, 1).reshape(batch, length, -1, num.shape[-1])
+    return out, jnp.moveaxis(log_mass, 3, 1).reshape(batch, length, -1)
+
+
+def _read(features: Array, before: _Summary) -> tuple[Array, Array]:
+    den = jnp.einsum("bkgfc,bkf->bkgc", features, before.mass)
+    return den, jnp.einsum("bkgfc,bkfh->bkgch", features, before.values)
+
+
+def _full(query: Array, key: Array, value: Array, valid: Array, projection: Array, eps: float) -> tuple[Array, Array]:
+    num_kv_heads, num_features = key.shape[2], projection.shape[-2]
+    chunks = tuple(split_chunks(x, min(FULL_CHUNK, key.shape[1])) for x in (key, value, valid))
+
+    def add(total, chunk):
+        return _add(total, _summarize(*chunk, projection)), None
+
+    def read(query):
+        features, top = _query_features(query, projection, num_kv_heads)
+        return _finish(*_read(features, total), top + safe_max(total.top)[:, :, None, None], num_features, eps)
+
+    start = _summarize(*(x[0] for x in chunks), projection)
+    total, _ = lax.scan(jax.checkpoint(add), start, tuple(x[1:] for x in chunks))
+    out, log_mass = lax.map(jax.checkpoint(read), split_chunks(query, min(FULL_CHUNK, query.shape[1])))
+    return join_chunks(out, query.shape[1]), join_chunks(log_mass, query.shape[1])
+
+
+def _causal(query: Array, key: Array, value: Array, valid: Array, projection: Array, eps: float) -> tuple[Array, Array]:
+    num_queries, num_keys, num_kv_heads = query.shape[1], key.shape[1], key.shape[2]
+    size = min(CAUSAL_CHUNK, num_keys)
+    first, start = divmod(num_keys - num_queries, size)
+    chunks = tuple(split_chunks(x, size) for x in (key, value, valid))
+    upto = lax.associative_scan(_add, lax.map(jax.checkpoint(lambda c: _summarize(*c, projection)), chunks))
+    before = _Summary(*(pad_axis(x, 0, 1, 0, fill)[first:-1] for x, fill in zip(upto, (-jnp.inf, 0, 0), strict=True)))
+    past = jnp.tril(jnp.ones((size, size), bool))[None, None]
+
+    def read(chunk):
+        query, (key, value, valid), before = chunk
+        features, query_top = _query_features(query, projection, num_kv_heads)
+        den, num = _read(features, before)
+        exponents = _key_exponents(key, valid, projection)
+        # Each key has a shift of its own; a query's is the largest of those up to it.
+        key_top = lax.stop_gradient(exponents.max(2))
+        top = jnp.maximum(lax.cummax(key_top, axis=2), before.top[..., None])
+        base = safe_max(top)
+        key_features = jnp.exp(exponents - safe_max(key_top)[:, :, None])
+        shift = jnp.exp(jnp.where(past, key_top[:, :, None, :] - base[..., None], -jnp.inf))
+        kernel = jnp.einsum("bkgfc,bkfs->bkgcs", features, key_features) * shift[:, :, None]
+        keep = jnp.exp(before.top[..., None] - base)[:, :, None]
+        den = den * keep + kernel.sum(-1)
+        num = num * keep[..., None] + jnp.einsum("bkgcs,bskh->bkgch", kernel, value.astype(jnp.float32))
+        return _finish(den, num, query_top + base[:, :, None], projection.shape[-2], eps)
+
+    queries = split_chunks(query, size, start)
+    out, log_mass = lax.map(jax.checkpoint(read), (queries, tuple(x[first:] for x in chunks), before))
+    return join_chunks(out, num_queries, start), join_chunks(log_mass, num_queries, start)

@@ -1,0 +1,197 @@
+"""The low-rank branch: RACE attention, soft hash buckets in linear time (Alg. 3 and 4 of the paper)."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from elsaa_jax import checks, dispatch
+from elsaa_jax.chunks import join_chunks, pad_axis, split_chunks
+from elsaa_jax.config import MAX_SOFT_BITS, check_int
+from elsaa_jax.hashing import corner_products
+from elsaa_jax.types import Array, BranchOutput, Implementation
+
+# Tokens of a chunk where attention is not causal and the chunk is no part of the algorithm.
+FULL_CHUNK = 2048
+# Below this, 1 / Den would overflow in the derivative of log Den.
+TINY_MASS = 1e-30
+
+
+def race_attention(
+    query: Array,
+    key: Array,
+    value: Array,
+    planes: Array,
+    *,
+    beta: float | Array = 1.0,
+    num_ensembles: int = 1,
+    is_causal: bool = False,
+    key_mask: Array | None = None,
+    chunk_size: int = 256,
+    eps: float = 1e-6,
+    implementation: Implementation | None = None,
+) -> BranchOutput:
+    """Attention with the kernel (1/L) sum_l phi_l(q) . phi_l(k), phi_l the soft codes of table l.
+
+    Den = sum_j kernel(q, k_j), Num = sum_j kernel(q, k_j) v_j, out = Num / (Den + eps), and
+    log_mass = log Den. With M ensembles the outputs are averaged, and log_mass is the logarithm
+    of the mean Den. The causal form sums over chunks before a query's own by a prefix sum of
+    chunk summaries, and over its own chunk by a masked product.
+
+    Args:
+      query: (B, T, N, H).
+      key: (B, S, K, H).
+      value: (B, S, K, H).
+      planes: (M*L, P, H), or (K, M*L, P, H) with one set for each key/value head; the tables of
+        an ensemble stand together.
+      beta: sharpness of the soft codes, a scalar, may be traced.
+      num_ensembles: M.
+      is_causal: query i is the (S - T + i)-th position and attends to positions up to its own.
+      key_mask: (B, S) bool, True = attend.
+      chunk_size: C of the causal form.
+      eps: floor of the denominator.
+      implementation: see `elsaa_jax.dispatch`.
+
+    Returns:
+      out (B, T, N, H) and log_mass (B, T, N).
+    """
+    checks.check_qkv(query, key, value, is_causal)
+    checks.check_mask("key_mask", key_mask, key.shape[0], key.shape[1])
+    _check_planes(planes, key, num_ensembles)
+    checks.check_scalar("beta", beta, positive=True)
+    checks.check_scalar("eps", eps)
+    check_int("chunk_size", chunk_size, 1)
+    dispatch.resolve("race_attention", implementation)
+    key, value = checks.zero_masked(key, value, key_mask)
+    codes = Codes(planes, beta, num_ensembles)
+    attend = functools.partial(_causal, chunk_size=chunk_size) if is_causal else _full
+    valid = jnp.ones(key.shape[:2], bool) if key_mask is None else key_mask
+    out, den = attend(query, key, value, valid, codes=codes, eps=eps)
+    return BranchOutput(out.astype(query.dtype), _log_mass(den))
+
+
+def _check_planes(planes: Array, key: Array, num_ensembles: int) -> None:
+    check_int("num_ensembles", num_ensembles, 1)
+    num_kv_heads, head_dim = key.shape[2:]
+    shape = jnp.shape(planes)
+    shared = len(shape) == 3
+    if not (shared or (len(shape) == 4 and shape[0] == num_kv_heads)) or shape[-1] != head_dim:
+        raise ValueError(
+            f"planes has shape {shape}; it must be (tables, bits, {head_dim}), or ({num_kv_heads}, tables, bits, "
+            f"{head_dim}) with one set for each key/value head"
+        )
+    check_int("the number of bits of the planes", shape[-2], 1, MAX_SOFT_BITS)
+    if shape[-3] == 0 or shape[-3] % num_ensembles:
+        raise ValueError(f"num_ensembles is {num_ensembles}; it must divide the {shape[-3]} tables of the planes")
+
+
+def _log_mass(den: Array) -> Array:
+    """log Den, -inf where it is 0, and there without a derivative."""
+    positive = den > 0
+    # The clamp bounds the derivative alone: log(x / c) + log(c) is log(x).
+    safe = jnp.maximum(den, TINY_MASS)
+    exact = jnp.log(jnp.where(positive, den, 1.0))
+    value = jnp.log(safe) + lax.stop_gradient(exact - jnp.log(safe))
+    return jnp.where(positive, value, -jnp.inf)
+
+
+class Codes(NamedTuple):
+    """The soft codes of one call, `codes(x, num_kv_heads)`; tokens are the last axis, so that the
+    products over bits run over contiguous memory."""
+
+    planes: Array
+    beta: float | Array
+    num_ensembles: int
+
+    @property
+    def num_tables(self) -> int:
+        """L, the tables of one ensemble."""
+        return self.planes.shape[-3] // self.num_ensembles
+
+    def __call__(self, x: Array, num_kv_heads: int) -> Array:
+        """(B, C, K * G, H) -> (B, K, G, M, F, C), F = L * 2**P."""
+        batch, length, _, head_dim = x.shape
+        x = x.reshape(batch, length, num_kv_heads, -1, head_dim)
+        subscripts = "bckgh,lph->bkglpc" if self.planes.ndim == 3 else "bckgh,klph->bkglpc"
+        dots = jnp.einsum(
+            subscripts, x.astype(jnp.float32), self.planes.astype(jnp.float32), precision=lax.Precision.HIGHEST
+        )
+        codes = corner_products(dots, self.beta, axis=-2)
+        return codes.reshape(*codes.shape[:3], self.num_ensembles, -1, length)
+
+
+def _key_codes(key: Array, valid: Array, codes: Codes) -> Array:
+    """(B, C, K, H) -> (B, K, M, F, C), 0 for masked keys."""
+    return jnp.where(valid[:, None, None, None, :], codes(key, key.shape[2])[:, :, 0], 0.0)
+
+
+def _summary(key: Array, value: Array, valid: Array, codes: Codes) -> tuple[Array, Array]:
+    """Bucket masses (B, K, M, F) and bucket values (B, K, M, F, H) of a chunk of keys."""
+    key_codes = _key_codes(key, valid, codes)
+    values = jnp.einsum("bkmfc,bckh->bkmfh", key_codes, value.astype(jnp.float32))
+    return key_codes.sum(-1), values
+
+
+def _read(query_codes: Array, mass: Array, values: Array) -> tuple[Array, Array]:
+    """L Den (B, C, K, G, M) and L Num (B, C, K, G, M, H) of queries that see these summaries."""
+    den = jnp.einsum("bkgmfc,bkmf->bckgm", query_codes, mass)
+    return den, jnp.einsum("bkgmfc,bkmfh->bckgmh", query_codes, values)
+
+
+def _finish(den: Array, num: Array, num_tables: int, eps: float) -> tuple[Array, Array]:
+    """out (B, C, N, H), the mean over the ensembles of Num / (Den + eps), and Den (B, C, N), theirs."""
+    den, num = den / num_tables, num / num_tables
+    out = jnp.mean(num / (den + eps)[..., None], axis=4)
+    return out.reshape(*out.shape[:2], -1, out.shape[-1]), den.mean(4).reshape(*den.shape[:2], -1)
+
+
+def _full(query: Array, key: Array, value: Array, valid: Array, *, codes: Codes, eps: float) -> tuple[Array, Array]:
+    """Alg. 3. Chunks bound the memory: none of the soft codes outlives its own."""
+    num_kv_heads = key.shape[2]
+
+    def add(total, chunk):
+        return jax.tree.map(jnp.add, total, _summary(*chunk, codes)), None
+
+    def read(query):
+        return _finish(*_read(codes(query, num_kv_heads), *total), codes.num_tables, eps)
+
+    chunks = tuple(split_chunks(x, min(FULL_CHUNK, key.shape[1])) for x in (key, value, valid))
+    zeros = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype),
+        jax.eval_shape(lambda c: _summary(*c, codes), tuple(x[0] for x in chunks)),
+    )
+    total, _ = lax.scan(jax.checkpoint(add), zeros, chunks)
+    queries = split_chunks(query, min(FULL_CHUNK, query.shape[1]))
+    out, den = lax.map(jax.checkpoint(read), queries)
+    return join_chunks(out, query.shape[1]), join_chunks(den, query.shape[1])
+
+
+def _causal(
+    query: Array, key: Array, value: Array, valid: Array, *, codes: Codes, eps: float, chunk_size: int
+) -> tuple[Array, Array]:
+    """Alg. 4: a prefix sum of chunk summaries, and a masked product within the chunk."""
+    num_queries, num_keys, num_kv_heads = query.shape[1], key.shape[1], key.shape[2]
+    size = min(chunk_size, num_keys)
+    first, start = divmod(num_keys - num_queries, size)
+    chunks = tuple(split_chunks(x, size) for x in (key, value, valid))
+    summaries = lax.map(jax.checkpoint(lambda chunk: _summary(*chunk, codes)), chunks)
+    upto = lax.associative_scan(lambda a, b: jax.tree.map(jnp.add, a, b), summaries)
+    before = jax.tree.map(lambda x: pad_axis(x, 0, 1, 0)[first:-1], upto)
+    past = jnp.tril(jnp.ones((size, size), bool))[None, None, None, None]
+
+    def read(chunk):
+        query, (key, value, valid), before = chunk
+        query_codes = codes(query, num_kv_heads)
+        den, num = _read(query_codes, *before)
+        kernel = jnp.einsum("bkgmfc,bkmfs->bkgmcs", query_codes, _key_codes(key, valid, codes))
+        kernel = jnp.where(past, kernel, 0.0)
+        num = num + jnp.einsum("bkgmcs,bskh->bckgmh", kernel, value.astype(jnp.float32))
+        return _finish(den + jnp.moveaxis(kernel.sum(-1), -1, 1), num, codes.num_tables, eps)
+
+    queries = split_chunks(query, size, start)
+    out, den = lax.map(jax.checkpoint(read), (queries, tuple(x[first:] for x in chunks), before))
+    return join_chunks(out, num_queries, start), join_chunks(den, num_queries, start)

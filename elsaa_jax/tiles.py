@@ -1,0 +1,198 @@
+"""Attention of tiles of queries to blocks of keys, both named by index.
+
+The hot loop of the sparse branch. A plan says, in integers, which rows of the flattened query
+(B*T*N, H) form a tile, which rows of the flattened key (B*S*K, H) form a block, and which blocks
+a tile attends to. Rows are gathered tile by tile and results go back through the same index, so
+no sorted copy of q, k, v or out exists, and no more than a few tiles of scores at a time.
+
+An index past the end of the rows is no row: it pads tiles and blocks, and stands for masked tokens.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from elsaa_jax.exact import logits_vjp, safe_max
+from elsaa_jax.types import Array
+
+# Scores that are computed at a time: few enough to stay in the cache of a CPU.
+SCORES_AT_A_TIME = 2**19
+
+
+class TilePlan(NamedTuple):
+    """Which queries attend to which keys, for each level of a causal split (one level otherwise).
+
+    Attributes:
+      query_rows: (levels, A, t) int32, rows of the queries of each tile. Within a level a
+        query stands in at most one tile.
+      key_rows: (levels, C, s) int32, rows of the keys of each block.
+      blocks: (levels, A, w) int32, the blocks of each tile; an index past C is no block.
+        None: tile a attends to block a, and to that alone.
+    """
+
+    query_rows: Array
+    key_rows: Array
+    blocks: Array | None
+
+
+def forward(
+    plan: TilePlan, scale: float, query: Array, key: Array, value: Array, start: tuple[Array, Array] | None
+) -> tuple[Array, Array]:
+    """out (B*T*N, H) and log_mass (B*T*N), float32, merged over the levels.
+
+    Args:
+      plan: who attends to whom.
+      scale: factor of the logits.
+      query: (B*T*N, H).
+      key: (B*S*K, H).
+      value: (B*S*K, H).
+      start: out and log_mass of keys that are no part of the plan, merged in.
+    """
+    single = start is None and plan.query_rows.shape[0] == 1
+    if start is None:
+        start = (jnp.zeros(query.shape, jnp.float32), jnp.full(query.shape[:1], -jnp.inf, jnp.float32))
+
+    def attend(query_rows, key_rows):
+        logits = _logits(query, key, query_rows, key_rows, scale)
+        top = safe_max(logits.max(-1))
+        weights = jnp.exp(logits - top[..., None])
+        total = weights.sum(-1)
+        nonzero = jnp.where(total > 0, total, 1.0)
+        out = jnp.einsum(
+            "ats,ash->ath", weights.astype(value.dtype), _take(value, key_rows), preferred_element_type=jnp.float32
+        )
+        return out / nonzero[..., None], jnp.where(total > 0, top + jnp.log(nonzero), -jnp.inf)
+
+    def nothing(query_rows, key_rows):
+        return jnp.zeros((*query_rows.shape, query.shape[1]), jnp.float32), jnp.full(
+            query_rows.shape, -jnp.inf, jnp.float32
+        )
+
+    def step(state, query_rows, key_rows):
+        out, log_mass = _unless_empty(plan, len(query), attend, nothing, query_rows, key_rows)
+        if not single:
+            present, present_mass = _take(state[0], query_rows), _take(state[1], query_rows)
+            top = jnp.maximum(log_mass, present_mass)
+            base = safe_max(top)
+            old, new = jnp.exp(present_mass - base), jnp.exp(log_mass - base)
+            total = old + new
+            nonzero = jnp.where(total > 0, total, 1.0)
+            out = (old[..., None] * present + new[..., None] * out) / nonzero[..., None]
+            log_mass = jnp.where(total > 0, base + jnp.log(nonzero), -jnp.inf)
+        return _put(state[0], query_rows, out), _put(state[1], query_rows, log_mass)
+
+    return _loop(plan, len(query), len(key), step, start)
+
+
+def backward(
+    plan: TilePlan,
+    scale: float,
+    query: Array,
+    key: Array,
+    value: Array,
+    log_mass: Array,
+    d_out: Array,
+    shift: Array,
+    start: tuple[Array, Array, Array],
+) -> tuple[Array, Array, Array]:
+    """d_query, d_key and d_value, float32, added to `start`; see `exact.backward`."""
+    # exp(logit - inf) is 0: a row that is no row has no weights.
+    log_mass = jnp.where(jnp.isneginf(log_mass), jnp.inf, log_mass)
+
+    def derive(query_rows, key_rows):
+        d_query, d_key, d_value = logits_vjp(
+            _logits(query, key, query_rows, key_rows, scale)[:, None],
+            _take(query, query_rows)[:, None],
+            _take(key, key_rows),
+            _take(value, key_rows),
+            _take(log_mass, query_rows, jnp.inf)[:, None],
+            _take(d_out, query_rows)[:, None],
+            _take(shift, query_rows)[:, None],
+            scale,
+        )
+        return d_query[:, 0], d_key, d_value
+
+    def nothing(query_rows, key_rows):
+        d_key = jnp.zeros((*key_rows.shape, key.shape[1]), jnp.float32)
+        return jnp.zeros((*query_rows.shape, query.shape[1]), jnp.float32), d_key, d_key
+
+    def step(state, query_rows, key_rows):
+        d_query, d_key, d_value = _unless_empty(plan, len(query), derive, nothing, query_rows, key_rows)
+        return (
+            state[0].at[query_rows].add(d_query, mode="drop"),
+            state[1].at[key_rows].add(d_key, mode="drop"),
+            state[2].at[key_rows].add(d_value, mode="drop"),
+        )
+
+    return _loop(plan, len(query), len(key), step, start)
+
+
+def support_size(plan: TilePlan, num_queries: int, num_keys: int) -> Array:
+    """How many keys each query attends to by the plan: (B*T*N) float32."""
+
+    def step(size, query_rows, key_rows):
+        keys = jnp.sum(key_rows < num_keys, axis=-1, dtype=jnp.float32)
+        return size.at[query_rows].add(jnp.broadcast_to(keys[:, None], query_rows.shape), mode="drop")
+
+    return _loop(plan, num_queries, num_keys, step, jnp.zeros((num_queries,), jnp.float32))
+
+
+def _take(rows: Array, index: Array, fill: float = 0) -> Array:
+    return rows.at[index].get(mode="fill", fill_value=fill)
+
+
+def _put(rows: Array, index: Array, values: Array) -> Array:
+    return rows.at[index].set(values, mode="drop", unique_indices=True)
+
+
+def _logits(query: Array, key: Array, query_rows: Array, key_rows: Array, scale: float) -> Array:
+    logits = jnp.einsum(
+        "ath,ash->ats", _take(query, query_rows), _take(key, key_rows), preferred_element_type=jnp.float32
+    )
+    return jnp.where((key_rows < len(key))[:, None, :], logits * scale, -jnp.inf)
+
+
+def _unless_empty(plan: TilePlan, num_queries: int, function, otherwise, query_rows: Array, key_rows: Array):
+    """Skips tiles without queries: a plan with `blocks` has as many tiles as could be needed."""
+    if plan.blocks is None:
+        return function(query_rows, key_rows)
+    return lax.cond(jnp.any(query_rows < num_queries), function, otherwise, query_rows, key_rows)
+
+
+def _loop(plan: TilePlan, num_queries: int, num_keys: int, step, state):
+    """Runs `step(state, query_rows (a, t), key_rows (a, w*s))` over all tiles, a few at a time."""
+    levels, num_tiles, tile = plan.query_rows.shape
+    _, num_blocks, block = plan.key_rows.shape
+    width = 1 if plan.blocks is None else plan.blocks.shape[-1]
+    at_a_time = min(num_tiles, max(1, SCORES_AT_A_TIME // (tile * width * block)))
+
+    def group(x, fill):
+        """(levels, A, ...) -> (levels, A / a, a, ...), padded with `fill`."""
+        extra = -x.shape[1] % at_a_time
+        x = jnp.pad(x, [(0, 0), (0, extra), (0, 0)], constant_values=fill)
+        return x.reshape(levels, -1, at_a_time, x.shape[-1])
+
+    def tiles(state, xs):
+        query_rows, key_rows = xs
+        return step(state, query_rows, key_rows), None
+
+    def level(state, xs):
+        query_rows, key_rows, blocks = xs
+        if blocks is None:
+            return lax.scan(tiles, state, (query_rows, key_rows))
+
+        def named_tiles(state, xs):
+            query_rows, blocks = xs
+            keys = _take(key_rows, blocks, num_keys).reshape(at_a_time, width * block)
+            return tiles(state, (query_rows, keys))
+
+        return lax.scan(named_tiles, state, (query_rows, blocks))
+
+    query_rows = group(plan.query_rows, num_queries)
+    if plan.blocks is None:
+        return lax.scan(level, state, (query_rows, group(plan.key_rows, num_keys), None))[0]
+    return lax.scan(level, state, (query_rows, plan.key_rows, group(plan.blocks, num_blocks)))[0]
