@@ -5,9 +5,9 @@ from elsaa_jax.config import ElsaaConfig, FusionConfig, RaceConfig, SortLshConfi
 from elsaa_jax.exact import exact_attention
 from elsaa_jax.fusion import fuse, merge, sparse_multiplier
 from elsaa_jax.hashing import gray_rank, hard_codes, sample_planes, soft_codes
-from elsaa_jax.performer import performer_attention, sample_projection
 from elsaa_jax.hooks import attention_fn, sample_hashes
 from elsaa_jax.linen import ELSAA
+from elsaa_jax.performer import performer_attention, sample_projection
 from elsaa_jax.race import race_attention
 from elsaa_jax.sort_lsh import sort_lsh_attention
 from elsaa_jax.types import BranchOutput

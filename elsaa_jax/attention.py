@@ -5,9 +5,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from elsaa_jax.config import ElsaaConfig, check_instance, check_shared_bits
+from elsaa_jax.exact import count_keys
 from elsaa_jax.fusion import fuse
 from elsaa_jax.race import race_attention
-from elsaa_jax.sort_lsh import count_keys, sort_lsh_branch
+from elsaa_jax.sort_lsh import sort_lsh_branch
 from elsaa_jax.types import Array, BranchOutput, Implementation
 
 
@@ -111,7 +112,7 @@ def elsaa_branches(
         eps=config.fusion.eps,
         implementation=implementation,
     )
-    sparse, support = sort_lsh_branch(
+    sparse, num_keys = sort_lsh_branch(
         query,
         key,
         value,
@@ -125,9 +126,10 @@ def elsaa_branches(
         key_mask=key_mask,
         scale=scale,
         implementation=implementation,
+        count_keys=config.fusion.mass_scale == "mean",
     )
-    if config.fusion.mass_scale == "mean":
-        sparse = _mean_mass(sparse, support())
+    if num_keys is not None:
+        sparse = _mean_mass(sparse, num_keys)
         low_rank = _mean_mass(low_rank, count_keys(query, key.shape[1], is_causal, key_mask))
     return sparse, low_rank
 

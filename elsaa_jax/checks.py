@@ -58,7 +58,7 @@ def check_mask(name: str, mask: Array | None, batch: int, length: int) -> None:
         raise ValueError(f"{name} has dtype {mask.dtype}; it must be bool, True = attend")
 
 
-def resolve_scale(scale: float | None, head_dim: int) -> float:
+def resolve_scale(scale: Any, head_dim: int) -> float:
     """The factor of the logits, H**-0.5 unless given."""
     if scale is None:
         return head_dim**-0.5

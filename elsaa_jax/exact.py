@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from elsaa_jax import checks, dispatch
+from elsaa_jax.chunks import pad_axis
 from elsaa_jax.types import Array, BranchOutput, Implementation
 
 # Rows and columns of one tile of scores, and how many scores are computed at a time:
@@ -58,11 +59,25 @@ def exact_attention(
     checks.check_mask("key_mask", key_mask, key.shape[0], key.shape[1])
     scale = checks.resolve_scale(scale, query.shape[-1])
     dispatch.resolve("exact_attention", implementation)
-    key, value = checks.zero_masked(key, value, key_mask)
     geometry = make_geometry(query.shape[1], key.shape[1], is_causal, scale, key_mask is not None)
+    return _exact(geometry, query, key, value, key_mask)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _exact(geometry: Geometry, query: Array, key: Array, value: Array, key_mask: Array | None) -> BranchOutput:
+    key, value = checks.zero_masked(key, value, key_mask)
     out, log_mass = _attend(geometry, *to_rows(query, key, value, key_mask))
     batch = query.shape[0]
     return BranchOutput(from_query_rows(out, batch).astype(query.dtype), from_query_rows(log_mass, batch))
+
+
+def count_keys(query: Array, num_keys: int, is_causal: bool, key_mask: Array | None) -> Array:
+    """How many keys each query sees where it sees all it may: (B, T, N) float32."""
+    batch, num_queries = query.shape[:2]
+    valid = jnp.ones((batch, num_keys), bool) if key_mask is None else key_mask
+    count = jnp.cumsum(valid, axis=1, dtype=jnp.int32)
+    count = count[:, num_keys - num_queries :] if is_causal else jnp.broadcast_to(count[:, -1:], (batch, num_queries))
+    return jnp.broadcast_to(count[:, :, None], query.shape[:3]).astype(jnp.float32)
 
 
 def make_geometry(num_queries: int, num_keys: int, is_causal: bool, scale: float, masked: bool) -> Geometry:
@@ -113,7 +128,7 @@ def _attend(geometry: Geometry, query: Array, key: Array, value: Array, valid: A
 
 def _attend_fwd(geometry, query, key, value, valid):
     out, log_mass = forward(geometry, query, key, value, valid)
-    return (out, log_mass), (query, key, value, valid, out, log_mass)
+    return (out, log_mass), (query, key, value, valid, out.astype(query.dtype), log_mass)
 
 
 def _attend_bwd(geometry, residuals, cotangents):
@@ -171,12 +186,7 @@ def backward(
 
 
 def _pad(x: Array, axis: int, multiple: int, fill: float = 0) -> Array:
-    extra = -x.shape[axis] % multiple
-    if not extra:
-        return x
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (0, extra)
-    return jnp.pad(x, widths, constant_values=fill)
+    return pad_axis(x, axis, 0, -x.shape[axis] % multiple, fill)
 
 
 def _map_rows(geometry: Geometry, function, *arrays):
@@ -203,7 +213,7 @@ def _chunk(x: Array, index: Array, size: int, axis: int) -> Array:
 def _logits(geometry: Geometry, query: Array, key: Array, valid: Array, i: Array, j: Array) -> Array:
     """Logits (R, G, C, C) of query chunk i against key chunk j, -inf where not attended."""
     logits = jnp.einsum("rgth,rsh->rgts", query, key, preferred_element_type=jnp.float32) * geometry.scale
-    num_rows, _, rows, columns = logits.shape
+    rows, columns = logits.shape[2:]
     key_place = j * columns + jnp.arange(columns, dtype=jnp.int32)
     if geometry.is_causal:
         query_place = geometry.num_keys - geometry.num_queries + i * rows + jnp.arange(rows, dtype=jnp.int32)
@@ -256,8 +266,8 @@ def _forward_rows(geometry, query, key, value, valid):
     if num_query_chunks == 1:
         return query_chunk(jnp.int32(0))
     out, log_mass = lax.map(query_chunk, jnp.arange(num_query_chunks, dtype=jnp.int32))
-    join = lambda x: jnp.moveaxis(x, 0, 2).reshape(num_rows, group, num_queries, *x.shape[4:])  # noqa: E731
-    return join(out), join(log_mass)
+    out, log_mass = (jnp.moveaxis(x, 0, 2) for x in (out, log_mass))
+    return out.reshape(query.shape), log_mass.reshape(query.shape[:3])
 
 
 def _backward_rows(geometry, query, key, value, valid, log_mass, d_out, shift):

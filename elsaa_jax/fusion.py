@@ -137,5 +137,6 @@ def _check_branches(first: BranchOutput, second: BranchOutput, first_name: str, 
             )
     if first.out.shape != second.out.shape:
         raise ValueError(
-            f"{first_name} has out of shape {first.out.shape} and {second_name} of {second.out.shape}; they must be equal"
+            f"{first_name} has out of shape {first.out.shape} and {second_name} of {second.out.shape}; the two must "
+            "be equal"
         )

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
-import jax.numpy as jnp
 from flax import nnx
 
 from elsaa_jax.config import ElsaaConfig

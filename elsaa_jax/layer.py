@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from elsaa_jax import checks
 from elsaa_jax.attention import elsaa_branches
 from elsaa_jax.config import ElsaaConfig, check_bool, check_choice, check_instance, check_int
 from elsaa_jax.dispatch import IMPLEMENTATIONS
@@ -137,7 +136,6 @@ class AttentionSpec:
         """
         if self.has_gate:
             return self._fused(query, key, value, hashes, beta, lam, gates, query_mask, key_mask, branch_rng)
-        where = {"is_causal": self.is_causal, "key_mask": key_mask}
         config = self.config
         if self.kind == "race":
             branch = race_attention(
@@ -150,7 +148,8 @@ class AttentionSpec:
                 chunk_size=config.race.chunk_size,
                 eps=config.fusion.eps,
                 implementation=self.implementation,
-                **where,
+                is_causal=self.is_causal,
+                key_mask=key_mask,
             )
         elif self.kind == "sort_lsh":
             branch = sort_lsh_attention(
@@ -164,12 +163,23 @@ class AttentionSpec:
                 pairing=config.sparse.pairing,
                 query_mask=query_mask,
                 implementation=self.implementation,
-                **where,
+                is_causal=self.is_causal,
+                key_mask=key_mask,
             )
         elif self.kind == "exact":
-            branch = exact_attention(query, key, value, implementation=self.implementation, **where)
+            branch = exact_attention(
+                query, key, value, is_causal=self.is_causal, key_mask=key_mask, implementation=self.implementation
+            )
         else:
-            branch = performer_attention(query, key, value, hashes["projection"], eps=config.fusion.eps, **where)
+            branch = performer_attention(
+                query,
+                key,
+                value,
+                hashes["projection"],
+                is_causal=self.is_causal,
+                key_mask=key_mask,
+                eps=config.fusion.eps,
+            )
         return branch.out, {"log_mass": branch.log_mass}
 
     def _fused(self, query, key, value, hashes, beta, lam, gates, query_mask, key_mask, branch_rng):
@@ -253,8 +263,8 @@ class Inputs(NamedTuple):
                 )
         lead = inputs_q.shape[:-2]
         key_mask = key_mask_of(mask, lead, inputs_q.shape[-2], inputs_k.shape[-2])
-        inputs = (x.reshape(-1, *x.shape[-2:]) for x in (inputs_q, inputs_k, inputs_v))
-        return cls(*inputs, key_mask if is_self else None, key_mask, lead)
+        query, key, value = (x.reshape(-1, *x.shape[-2:]) for x in (inputs_q, inputs_k, inputs_v))
+        return cls(query, key, value, key_mask if is_self else None, key_mask, lead)
 
     def restore(self, x: Array) -> Array:
         """(B, ...) -> (*lead, ...)."""

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.linear import default_kernel_init
@@ -59,7 +58,7 @@ class ELSAA(nnx.Module):
         precision: Any = None,
         kernel_init: Callable[..., Any] = default_kernel_init,
         out_kernel_init: Callable[..., Any] | None = None,
-        bias_init: Callable[..., Any] = nnx.initializers.zeros_init(),
+        bias_init: Callable[..., Any] = nnx.initializers.zeros,
         out_bias_init: Callable[..., Any] | None = None,
         use_bias: bool = True,
         attention_fn: None = None,
@@ -80,21 +79,25 @@ class ELSAA(nnx.Module):
         self.spec = layer.AttentionSpec(attention, config, num_heads, num_kv_heads, head_dim, is_causal, implementation)
         self.in_features = in_features
         self.dropout_rate, self.deterministic, self.broadcast_dropout = dropout_rate, deterministic, broadcast_dropout
-        self._make_projections(
-            in_kv_features=in_features if in_kv_features is None else in_kv_features,
+        common: dict[str, Any] = {
+            "use_bias": use_bias,
+            "dtype": dtype,
+            "param_dtype": param_dtype,
+            "precision": precision,
+            "rngs": rngs,
+        }
+        linear = functools.partial(nnx.LinearGeneral, kernel_init=kernel_init, bias_init=bias_init, **common)
+        in_kv_features = in_features if in_kv_features is None else in_kv_features
+        self.query = linear(in_features, out_features=(num_heads, head_dim))
+        self.key = linear(in_kv_features, out_features=(num_kv_heads, head_dim))
+        self.value = linear(in_kv_features, out_features=(num_kv_heads, head_dim))
+        self.out = nnx.LinearGeneral(
+            in_features=(num_heads, head_dim),
             out_features=in_features if out_features is None else out_features,
-            out_init={
-                "kernel_init": out_kernel_init or kernel_init,
-                "bias_init": out_bias_init or bias_init,
-            },
-            init={"kernel_init": kernel_init, "bias_init": bias_init},
-            common={
-                "use_bias": use_bias,
-                "dtype": dtype,
-                "param_dtype": param_dtype,
-                "precision": precision,
-                "rngs": rngs,
-            },
+            axis=(-2, -1),
+            kernel_init=out_kernel_init or kernel_init,
+            bias_init=out_bias_init or bias_init,
+            **common,
         )
         norm = functools.partial(
             nnx.LayerNorm, head_dim, use_bias=False, dtype=dtype, param_dtype=param_dtype, rngs=rngs
@@ -107,21 +110,14 @@ class ELSAA(nnx.Module):
         random = dropout_rate > 0 or self.spec.branch_dropout_rate > 0
         self.rngs = rngs.dropout.fork() if random else None
 
-    def _make_projections(self, in_kv_features, out_features, init, out_init, common):
-        spec = self.spec
-        linear = functools.partial(nnx.LinearGeneral, **init, **common)
-        self.query = linear(self.in_features, (spec.num_heads, spec.head_dim))
-        self.key = linear(in_kv_features, (spec.num_kv_heads, spec.head_dim))
-        self.value = linear(in_kv_features, (spec.num_kv_heads, spec.head_dim))
-        self.out = nnx.LinearGeneral((spec.num_heads, spec.head_dim), out_features, axis=(-2, -1), **out_init, **common)
-
     def _make_fusion_parameters(self, dtype, param_dtype, rngs):
         spec, config = self.spec, self.spec.config
         heads, kv_heads, dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
         if config.short_conv:
-            for name, count in (("query_conv", heads), ("key_conv", kv_heads), ("value_conv", kv_heads)):
-                taps = layer.identity_taps(rngs.params(), (config.short_conv, count, dim), param_dtype)
-                setattr(self, name, nnx.Param(taps))
+            query_shape, key_shape = ((config.short_conv, n, dim) for n in (heads, kv_heads))
+            self.query_conv = nnx.Param(layer.identity_taps(rngs.params(), query_shape, param_dtype))
+            self.key_conv = nnx.Param(layer.identity_taps(rngs.params(), key_shape, param_dtype))
+            self.value_conv = nnx.Param(layer.identity_taps(rngs.params(), key_shape, param_dtype))
         if spec.learns_beta:
             self.log_beta = nnx.Param(jnp.asarray(math.log(config.race.beta), param_dtype))
         if spec.lambda_kind == "scalar":

@@ -91,14 +91,14 @@ class Order(NamedTuple):
 
     Attributes:
       segment, rank, local: (B, heads, tokens), of the sorted tokens.
-      start, count: (B, max_segments + 1), where each segment lies; the last has no tokens.
+      start, size: (B, max_segments + 1), where each segment lies; the last has no tokens.
     """
 
     segment: Array
     rank: Array
     local: Array
     start: Array
-    count: Array
+    size: Array
 
 
 def block_plan(query: Tokens, key: Tokens, shape: PlanShape) -> TilePlan:
@@ -106,7 +106,7 @@ def block_plan(query: Tokens, key: Tokens, shape: PlanShape) -> TilePlan:
 
     Alg. 5 of the paper: tile i of the sorted queries attends to block i of the sorted keys.
     """
-    batch, num_heads, length = query.ranks.shape
+    batch, _, length = query.ranks.shape
     num_kv_heads = key.ranks.shape[1]
     size = shape.block_size
     num_blocks = -(-length // size)
@@ -114,7 +114,7 @@ def block_plan(query: Tokens, key: Tokens, shape: PlanShape) -> TilePlan:
     def rows(tokens: Tokens) -> Array:
         order = sort_tokens(tokens, length, shape)
         heads = tokens.ranks.shape[1]
-        valid = jnp.arange(length, dtype=jnp.int32)[None, None, :] < order.count[:, :1, None]
+        valid = jnp.arange(length, dtype=jnp.int32)[None, None, :] < order.size[:, :1, None]
         rows = jnp.where(valid, flat_rows(order.local, length), batch * length * heads)
         return jnp.pad(rows, [(0, 0), (0, 0), (0, num_blocks * size - length)], constant_values=batch * length * heads)
 
@@ -147,7 +147,7 @@ def tile_plan(level: Level, shape: PlanShape) -> TilePlan:
     segment = jnp.minimum(block // level.blocks_per_segment, shape.max_segments)
     place = (block % level.blocks_per_segment)[:, None] * shape.block_size
     place = place + jnp.arange(shape.block_size, dtype=jnp.int32)[None, :]
-    valid = (place[None] < order.count[:, segment, None])[:, None]
+    valid = (place[None] < order.size[:, segment, None])[:, None]
     place = (place[None] + order.start[:, segment, None]).reshape(batch, 1, -1)
     sorted_rows = flat_rows(order.segment * level.stride + order.local + level.key.start, num_keys)
     key_rows = _take_along(sorted_rows, place).reshape(batch, num_kv_heads, *valid.shape[2:])
@@ -194,7 +194,9 @@ def floor_ratio(r: Array, numerator: Array, denominator: Array, bound: int) -> A
     """floor(r * numerator / denominator), exact in int32 for 0 <= r < denominator.
 
     Args:
-      r, numerator, denominator: of one shape; all at most `bound`.
+      r: at most `bound`, as are the others.
+      numerator: of the same shape.
+      denominator: of the same shape.
       bound: static; where bound**2 does not fit, the division is done bit by bit.
     """
     denominator = jnp.maximum(denominator, 1)
@@ -227,11 +229,11 @@ def _pair_by_rank(level: Level, keys: Order, shape: PlanShape) -> tuple[Array, A
         return jnp.take_along_axis(x, segment, axis=1)
 
     r = jnp.arange(segment.shape[1], dtype=jnp.int32)[None, :] - of_segment(order.start)
-    num_keys = of_segment(keys.count)
+    num_keys = of_segment(keys.size)
     bound = max(order.local.shape[2], keys.local.shape[2])
-    place = floor_ratio(jnp.maximum(r, 0), num_keys, of_segment(order.count), bound)
+    place = floor_ratio(jnp.maximum(r, 0), num_keys, of_segment(order.size), bound)
     block = segment * level.blocks_per_segment + place // shape.block_size
-    block = jnp.where((num_keys > 0) & (of_segment(order.count) > 0), block, shape.max_blocks)
+    block = jnp.where((num_keys > 0) & (of_segment(order.size) > 0), block, shape.max_blocks)
     positions = order.segment * level.stride + order.local + level.query.start
     return jnp.broadcast_to(block[:, None], order.local.shape), positions
 
@@ -253,7 +255,7 @@ def _pair_by_bucket(level: Level, keys: Order, shape: PlanShape) -> tuple[Array,
     def of_segment(x):
         return of_heads(jnp.take_along_axis(x, query.segment, axis=1))
 
-    start, count = of_segment(keys.start), of_segment(keys.count)
+    start, count = of_segment(keys.start), of_segment(keys.size)
     lo, hi = _bucket_bounds(keys.rank, query.ranks.reshape(start.shape), start, count)
     spread = jnp.floor((hi - lo).astype(jnp.float32) * of_heads(level.fraction))
     place = jnp.minimum(lo + spread.astype(jnp.int32), count - 1)
@@ -264,7 +266,8 @@ def _pair_by_bucket(level: Level, keys: Order, shape: PlanShape) -> tuple[Array,
     if (shape.max_blocks + 1) * num_queries < INT32_MAX:
         packed = lax.sort(block * num_queries + position, dimension=2)
         return packed // num_queries, packed % num_queries
-    return lax.sort((block, position), dimension=2, num_keys=2)
+    block, position = lax.sort((block, position), dimension=2, num_keys=2)
+    return block, position
 
 
 def _bucket_bounds(sorted_ranks: Array, ranks: Array, start: Array, count: Array) -> tuple[Array, Array]:

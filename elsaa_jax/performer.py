@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import NamedTuple
 
@@ -71,6 +72,19 @@ def performer_attention(
             f"projection has shape {shape}; it must be (features, {head_dim}), or ({num_kv_heads}, features, "
             f"{head_dim}) with one set for each key/value head"
         )
+    return _performer(is_causal, query, key, value, projection, key_mask, eps)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _performer(
+    is_causal: bool,
+    query: Array,
+    key: Array,
+    value: Array,
+    projection: Array,
+    key_mask: Array | None,
+    eps: float | Array,
+) -> BranchOutput:
     key, value = checks.zero_masked(key, value, key_mask)
     valid = jnp.ones(key.shape[:2], bool) if key_mask is None else key_mask
     attend = _causal if is_causal else _full
@@ -128,12 +142,13 @@ def _add(a: _Summary, b: _Summary) -> _Summary:
     return _Summary(top, a.mass * from_a + b.mass * from_b, a.values * from_a[..., None] + b.values * from_b[..., None])
 
 
-def _finish(den: Array, num: Array, top: Array, num_features: int, eps: float) -> tuple[Array, Array]:
+def _finish(den: Array, num: Array, top: Array, num_features: int, eps: float | Array) -> tuple[Array, Array]:
     """From Den and Num divided by exp(top): out (B, C, N, H) and log_mass (B, C, N).
 
     Args:
-      den, top: (B, K, G, C).
+      den: (B, K, G, C).
       num: (B, K, G, C, H).
+      top: (B, K, G, C).
       num_features: F.
       eps: floor of Den, as it is before the division.
     """
@@ -153,9 +168,12 @@ def _read(features: Array, before: _Summary) -> tuple[Array, Array]:
     return den, jnp.einsum("bkgfc,bkfh->bkgch", features, before.values)
 
 
-def _full(query: Array, key: Array, value: Array, valid: Array, projection: Array, eps: float) -> tuple[Array, Array]:
+def _full(
+    query: Array, key: Array, value: Array, valid: Array, projection: Array, eps: float | Array
+) -> tuple[Array, Array]:
     num_kv_heads, num_features = key.shape[2], projection.shape[-2]
-    chunks = tuple(split_chunks(x, min(FULL_CHUNK, key.shape[1])) for x in (key, value, valid))
+    size = min(FULL_CHUNK, key.shape[1])
+    chunks = split_chunks(key, size), split_chunks(value, size), split_chunks(valid, size)
 
     def add(total, chunk):
         return _add(total, _summarize(*chunk, projection)), None
@@ -164,17 +182,19 @@ def _full(query: Array, key: Array, value: Array, valid: Array, projection: Arra
         features, top = _query_features(query, projection, num_kv_heads)
         return _finish(*_read(features, total), top + safe_max(total.top)[:, :, None, None], num_features, eps)
 
-    start = _summarize(*(x[0] for x in chunks), projection)
-    total, _ = lax.scan(jax.checkpoint(add), start, tuple(x[1:] for x in chunks))
+    first, rest = jax.tree.map(lambda x: x[0], chunks), jax.tree.map(lambda x: x[1:], chunks)
+    total, _ = lax.scan(jax.checkpoint(add), _summarize(*first, projection), rest)
     out, log_mass = lax.map(jax.checkpoint(read), split_chunks(query, min(FULL_CHUNK, query.shape[1])))
     return join_chunks(out, query.shape[1]), join_chunks(log_mass, query.shape[1])
 
 
-def _causal(query: Array, key: Array, value: Array, valid: Array, projection: Array, eps: float) -> tuple[Array, Array]:
+def _causal(
+    query: Array, key: Array, value: Array, valid: Array, projection: Array, eps: float | Array
+) -> tuple[Array, Array]:
     num_queries, num_keys, num_kv_heads = query.shape[1], key.shape[1], key.shape[2]
     size = min(CAUSAL_CHUNK, num_keys)
     first, start = divmod(num_keys - num_queries, size)
-    chunks = tuple(split_chunks(x, size) for x in (key, value, valid))
+    chunks = split_chunks(key, size), split_chunks(value, size), split_chunks(valid, size)
     upto = lax.associative_scan(_add, lax.map(jax.checkpoint(lambda c: _summarize(*c, projection)), chunks))
     before = _Summary(*(pad_axis(x, 0, 1, 0, fill)[first:-1] for x, fill in zip(upto, (-jnp.inf, 0, 0), strict=True)))
     past = jnp.tril(jnp.ones((size, size), bool))[None, None]

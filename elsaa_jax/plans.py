@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -14,16 +16,22 @@ from elsaa_jax.types import Array, Pairing
 TILE_SIZE = 64
 
 
+class BlockRule(NamedTuple):
+    """How queries and blocks of keys are paired; see `sort_lsh_attention`."""
+
+    block_size: int
+    num_neighbors: int
+    pairing: Pairing
+    same_mask: bool  # the masks of queries and keys are one
+
+
 def full_plan(
     query_ranks: Array,
     key_ranks: Array,
-    *,
     num_bits: int,
-    block_size: int,
-    num_neighbors: int,
-    pairing: Pairing,
     query_mask: Array | None,
     key_mask: Array | None,
+    rule: BlockRule,
 ) -> TilePlan:
     """Every query may meet every key.
 
@@ -31,11 +39,9 @@ def full_plan(
       query_ranks: (B, N, T), Gray ranks.
       key_ranks: (B, K, S).
       num_bits: P of the hash.
-      block_size: keys of a block.
-      num_neighbors: further blocks on each side.
-      pairing: "rank" or "bucket".
       query_mask: (B, T) or None.
       key_mask: (B, S) or None.
+      rule: how queries and blocks are paired.
     """
     batch, _, num_queries = query_ranks.shape
     num_keys = key_ranks.shape[2]
@@ -48,17 +54,17 @@ def full_plan(
 
     shape = PlanShape(
         num_bits=num_bits,
-        block_size=block_size,
+        block_size=rule.block_size,
         tile_size=min(TILE_SIZE, num_queries),
-        num_neighbors=num_neighbors,
-        pairing=pairing,
+        num_neighbors=rule.num_neighbors,
+        pairing=rule.pairing,
         max_segments=1,
         max_span=max(num_queries, num_keys),
-        max_blocks=-(-num_keys // block_size),
+        max_blocks=-(-num_keys // rule.block_size),
         max_queries=num_queries,
     )
     query, key = tokens(query_ranks, query_mask), tokens(key_ranks, key_mask)
-    if pairing == "rank" and num_queries == num_keys and query_mask is key_mask:
+    if rule.pairing == "rank" and num_queries == num_keys and rule.same_mask:
         return block_plan(query, key, shape)
     valid = query.segment == 0
     place = jnp.cumsum(valid, axis=1, dtype=jnp.int32) - 1
@@ -71,14 +77,11 @@ def full_plan(
 def causal_plan(
     query_ranks: Array,
     key_ranks: Array,
-    base: int,
-    *,
     num_bits: int,
-    block_size: int,
-    num_neighbors: int,
-    pairing: Pairing,
     query_mask: Array | None,
     key_mask: Array | None,
+    rule: BlockRule,
+    base: int,
 ) -> TilePlan:
     """The levels of the causal split above stretches of `base` tokens; S > base.
 
@@ -98,13 +101,13 @@ def causal_plan(
     max_queries = max(_positions_in_second_halves(first, num_keys, m) for m in halves)
     shape = PlanShape(
         num_bits=num_bits,
-        block_size=block_size,
+        block_size=rule.block_size,
         tile_size=min(TILE_SIZE, max_queries),
-        num_neighbors=num_neighbors,
-        pairing=pairing,
+        num_neighbors=rule.num_neighbors,
+        pairing=rule.pairing,
         max_segments=max(segments),
         max_span=max(n * m for n, m in zip(segments, halves, strict=True)),
-        max_blocks=max(n * -(-m // block_size) for n, m in zip(segments, halves, strict=True)),
+        max_blocks=max(n * -(-m // rule.block_size) for n, m in zip(segments, halves, strict=True)),
         max_queries=max_queries,
     )
 
@@ -123,7 +126,7 @@ def causal_plan(
         query = tokens(query_ranks, query_mask, half, True)
         key = tokens(key_ranks, key_mask, half, False)
         fraction = (query.local.astype(jnp.float32) + 0.5) / half.astype(jnp.float32)
-        blocks_per_segment = (half + block_size - 1) // block_size
+        blocks_per_segment = (half + rule.block_size - 1) // rule.block_size
         return tile_plan(Level(query, key, fraction, half, 2 * half, blocks_per_segment), shape)
 
     return lax.map(one_level, jnp.asarray(halves, jnp.int32))

@@ -66,11 +66,29 @@ def race_attention(
     checks.check_scalar("eps", eps)
     check_int("chunk_size", chunk_size, 1)
     dispatch.resolve("race_attention", implementation)
+    chunk = chunk_size if is_causal else None
+    return _race(chunk, num_ensembles, query, key, value, planes, beta, key_mask, eps)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _race(
+    causal_chunk: int | None,
+    num_ensembles: int,
+    query: Array,
+    key: Array,
+    value: Array,
+    planes: Array,
+    beta: float | Array,
+    key_mask: Array | None,
+    eps: float | Array,
+) -> BranchOutput:
     key, value = checks.zero_masked(key, value, key_mask)
-    codes = Codes(planes, beta, num_ensembles)
-    attend = functools.partial(_causal, chunk_size=chunk_size) if is_causal else _full
     valid = jnp.ones(key.shape[:2], bool) if key_mask is None else key_mask
-    out, den = attend(query, key, value, valid, codes=codes, eps=eps)
+    codes = Codes(planes, beta, num_ensembles)
+    if causal_chunk is None:
+        out, den = _full(query, key, value, valid, codes, eps)
+    else:
+        out, den = _causal(query, key, value, valid, codes, eps, causal_chunk)
     return BranchOutput(out.astype(query.dtype), _log_mass(den))
 
 
@@ -101,7 +119,8 @@ def _log_mass(den: Array) -> Array:
 
 class Codes(NamedTuple):
     """The soft codes of one call, `codes(x, num_kv_heads)`; tokens are the last axis, so that the
-    products over bits run over contiguous memory."""
+    products over bits run over contiguous memory.
+    """
 
     planes: Array
     beta: float | Array
@@ -142,14 +161,16 @@ def _read(query_codes: Array, mass: Array, values: Array) -> tuple[Array, Array]
     return den, jnp.einsum("bkgmfc,bkmfh->bckgmh", query_codes, values)
 
 
-def _finish(den: Array, num: Array, num_tables: int, eps: float) -> tuple[Array, Array]:
+def _finish(den: Array, num: Array, num_tables: int, eps: float | Array) -> tuple[Array, Array]:
     """out (B, C, N, H), the mean over the ensembles of Num / (Den + eps), and Den (B, C, N), theirs."""
     den, num = den / num_tables, num / num_tables
     out = jnp.mean(num / (den + eps)[..., None], axis=4)
     return out.reshape(*out.shape[:2], -1, out.shape[-1]), den.mean(4).reshape(*den.shape[:2], -1)
 
 
-def _full(query: Array, key: Array, value: Array, valid: Array, *, codes: Codes, eps: float) -> tuple[Array, Array]:
+def _full(
+    query: Array, key: Array, value: Array, valid: Array, codes: Codes, eps: float | Array
+) -> tuple[Array, Array]:
     """Alg. 3. Chunks bound the memory: none of the soft codes outlives its own."""
     num_kv_heads = key.shape[2]
 
@@ -159,11 +180,10 @@ def _full(query: Array, key: Array, value: Array, valid: Array, *, codes: Codes,
     def read(query):
         return _finish(*_read(codes(query, num_kv_heads), *total), codes.num_tables, eps)
 
-    chunks = tuple(split_chunks(x, min(FULL_CHUNK, key.shape[1])) for x in (key, value, valid))
-    zeros = jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype),
-        jax.eval_shape(lambda c: _summary(*c, codes), tuple(x[0] for x in chunks)),
-    )
+    size = min(FULL_CHUNK, key.shape[1])
+    chunks = split_chunks(key, size), split_chunks(value, size), split_chunks(valid, size)
+    shapes = jax.eval_shape(lambda chunks: _summary(*(x[0] for x in chunks), codes), chunks)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     total, _ = lax.scan(jax.checkpoint(add), zeros, chunks)
     queries = split_chunks(query, min(FULL_CHUNK, query.shape[1]))
     out, den = lax.map(jax.checkpoint(read), queries)
@@ -171,13 +191,13 @@ def _full(query: Array, key: Array, value: Array, valid: Array, *, codes: Codes,
 
 
 def _causal(
-    query: Array, key: Array, value: Array, valid: Array, *, codes: Codes, eps: float, chunk_size: int
+    query: Array, key: Array, value: Array, valid: Array, codes: Codes, eps: float | Array, chunk_size: int
 ) -> tuple[Array, Array]:
     """Alg. 4: a prefix sum of chunk summaries, and a masked product within the chunk."""
     num_queries, num_keys, num_kv_heads = query.shape[1], key.shape[1], key.shape[2]
     size = min(chunk_size, num_keys)
     first, start = divmod(num_keys - num_queries, size)
-    chunks = tuple(split_chunks(x, size) for x in (key, value, valid))
+    chunks = split_chunks(key, size), split_chunks(value, size), split_chunks(valid, size)
     summaries = lax.map(jax.checkpoint(lambda chunk: _summary(*chunk, codes)), chunks)
     upto = lax.associative_scan(lambda a, b: jax.tree.map(jnp.add, a, b), summaries)
     before = jax.tree.map(lambda x: pad_axis(x, 0, 1, 0)[first:-1], upto)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -11,9 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from elsaa_jax import checks, dispatch, exact, tiles
-from elsaa_jax.config import check_choice, check_int
+from elsaa_jax.config import MAX_HARD_BITS, check_choice, check_int
 from elsaa_jax.hashing import gray_rank, hard_codes
-from elsaa_jax.plans import causal_plan, full_plan
+from elsaa_jax.plans import BlockRule, causal_plan, full_plan
+from elsaa_jax.stretches import Stretches
 from elsaa_jax.types import Array, BranchOutput, Implementation, Pairing
 
 
@@ -62,7 +62,7 @@ def sort_lsh_attention(
     Returns:
       out (B, T, N, H), and log_mass (B, T, N), the log-sum-exp of the logits that were seen.
     """
-    branch = sort_lsh_branch(
+    branch, _ = sort_lsh_branch(
         query,
         key,
         value,
@@ -77,7 +77,17 @@ def sort_lsh_attention(
         scale=scale,
         implementation=implementation,
     )
-    return branch[0]
+    return branch
+
+
+class Sparsity(NamedTuple):
+    """The static part of a call."""
+
+    rule: BlockRule
+    base: int  # up to this many keys, and within stretches of it where causal, attention is exact
+    is_causal: bool
+    scale: float
+    count_keys: bool
 
 
 def sort_lsh_branch(
@@ -95,154 +105,103 @@ def sort_lsh_branch(
     key_mask: Array | None,
     scale: float | None,
     implementation: Implementation | None,
-) -> tuple[BranchOutput, Callable[[], Array]]:
-    """`sort_lsh_attention`, and a function that counts the keys (B, T, N) that each query saw."""
+    count_keys: bool = False,
+) -> tuple[BranchOutput, Array | None]:
+    """`sort_lsh_attention`, and with `count_keys` how many keys each query saw, (B, T, N) float32."""
     checks.check_qkv(query, key, value, is_causal)
     checks.check_mask("query_mask", query_mask, query.shape[0], query.shape[1])
     checks.check_mask("key_mask", key_mask, key.shape[0], key.shape[1])
+    _check_planes(planes, key)
     check_int("block_size", block_size, 1)
     check_int("min_length", min_length, 0)
     check_int("num_neighbors", num_neighbors, 0)
     check_choice("pairing", pairing, (None, "rank", "bucket"))
-    scale = checks.resolve_scale(scale, query.shape[-1])
     dispatch.resolve("sort_lsh_attention", implementation)
-    ranks = _gray_ranks(query, key, planes)
-    key, value = checks.zero_masked(key, value, key_mask)
-
-    base = (min_length or block_size) if is_causal else min_length
-    if key.shape[1] <= base:
-        whole = exact.exact_attention(query, key, value, is_causal=is_causal, key_mask=key_mask, scale=scale)
-        return _mask_queries(whole, query_mask), lambda: count_keys(query, key.shape[1], is_causal, key_mask)
-
-    plan_of = functools.partial(causal_plan, base=base) if is_causal else full_plan
-    plan = plan_of(
-        *ranks,
-        num_bits=planes.shape[-2],
-        block_size=block_size,
-        num_neighbors=num_neighbors,
-        pairing=pairing or ("bucket" if is_causal else "rank"),
-        query_mask=query_mask,
-        key_mask=key_mask,
+    pairing = pairing or ("bucket" if is_causal else "rank")
+    sparsity = Sparsity(
+        BlockRule(block_size, num_neighbors, pairing, query_mask is key_mask),
+        (min_length or block_size) if is_causal else min_length,
+        is_causal,
+        checks.resolve_scale(scale, query.shape[-1]),
+        count_keys,
     )
-    stretches = Stretches(base, query.shape[1], key.shape[1]) if is_causal else None
-    out, log_mass = _attend((scale, stretches), query, key, value, plan, key_mask)
-
-    def support() -> Array:
-        size = tiles.support_size(plan, query.size // query.shape[-1], key.size // key.shape[-1])
-        size = size.reshape(query.shape[:3])
-        return size if stretches is None else size + stretches.count_keys(query, key, key_mask)
-
-    return _mask_queries(BranchOutput(out.astype(query.dtype), log_mass), query_mask), support
+    return _branch(sparsity, query, key, value, planes, query_mask, key_mask)
 
 
-def _gray_ranks(query: Array, key: Array, planes: Array) -> tuple[Array, Array]:
-    """Gray ranks of the codes, (B, N, T) and (B, K, S); computed once, never differentiated."""
+@functools.partial(jax.jit, static_argnums=0)
+def _branch(
+    sparsity: Sparsity,
+    query: Array,
+    key: Array,
+    value: Array,
+    planes: Array,
+    query_mask: Array | None,
+    key_mask: Array | None,
+) -> tuple[BranchOutput, Array | None]:
+    is_causal, base, num_queries, num_keys = sparsity.is_causal, sparsity.base, query.shape[1], key.shape[1]
+    key, value = checks.zero_masked(key, value, key_mask)
+    count = None
+    if num_keys <= base:
+        out, log_mass = exact.exact_attention(
+            query, key, value, is_causal=is_causal, key_mask=key_mask, scale=sparsity.scale
+        )
+        if sparsity.count_keys:
+            count = exact.count_keys(query, num_keys, is_causal, key_mask)
+    else:
+        plan_of = functools.partial(causal_plan, base=base) if is_causal else full_plan
+        plan = plan_of(*_gray_ranks(query, key, planes), query_mask, key_mask, sparsity.rule)
+        stretches = Stretches(base, num_queries, num_keys) if is_causal else None
+        out, log_mass = _attend((sparsity.scale, stretches), query, key, value, plan, key_mask)
+        if sparsity.count_keys:
+            count = tiles.count_keys(plan, query.size // query.shape[-1], key.size // key.shape[-1])
+            count = count.reshape(query.shape[:3])
+            if stretches is not None:
+                count = count + stretches.count_keys(query, key_mask)
+    if query_mask is not None:
+        keep = query_mask[:, :, None]
+        out, log_mass = jnp.where(keep[..., None], out, 0), jnp.where(keep, log_mass, -jnp.inf)
+    return BranchOutput(out.astype(query.dtype), log_mass), count
+
+
+def _check_planes(planes: Array, key: Array) -> None:
     num_kv_heads, head_dim = key.shape[2:]
-    if planes.ndim not in (2, 3) or planes.shape[-1] != head_dim or (planes.ndim == 3 and len(planes) != num_kv_heads):
+    shape = jnp.shape(planes)
+    if len(shape) not in (2, 3) or shape[-1] != head_dim or (len(shape) == 3 and shape[0] != num_kv_heads):
         raise ValueError(
-            f"planes has shape {planes.shape}; it must be (bits, {head_dim}), or ({num_kv_heads}, bits, {head_dim}) "
+            f"planes has shape {shape}; it must be (bits, {head_dim}), or ({num_kv_heads}, bits, {head_dim}) "
             "with one set for each key/value head"
         )
-    query_planes = planes if planes.ndim == 2 else jnp.repeat(planes, query.shape[2] // num_kv_heads, axis=0)
+    check_int("the number of bits of the planes", shape[-2], 1, MAX_HARD_BITS)
+
+
+def _gray_ranks(query: Array, key: Array, planes: Array) -> tuple[Array, Array, int]:
+    """Gray ranks of the codes, (B, N, T) and (B, K, S), and P; computed once, never differentiated."""
+    num_bits = planes.shape[-2]
 
     def ranks(x: Array, planes: Array) -> Array:
-        codes = hard_codes(*lax.stop_gradient((x, planes)))
-        return gray_rank(codes, planes.shape[-2]).swapaxes(1, 2)
+        return gray_rank(hard_codes(*lax.stop_gradient((x, planes))), num_bits).swapaxes(1, 2)
 
-    return ranks(query, query_planes), ranks(key, planes)
-
-
-def _mask_queries(branch: BranchOutput, query_mask: Array | None) -> BranchOutput:
-    if query_mask is None:
-        return branch
-    keep = query_mask[:, :, None]
-    return BranchOutput(jnp.where(keep[..., None], branch.out, 0), jnp.where(keep, branch.log_mass, -jnp.inf))
-
-
-def count_keys(query: Array, num_keys: int, is_causal: bool, key_mask: Array | None) -> Array:
-    """How many keys each query sees where it sees all it may: (B, T, N) float32."""
-    batch, num_queries, num_heads, _ = query.shape
-    valid = jnp.ones((batch, num_keys), bool) if key_mask is None else key_mask
-    count = jnp.cumsum(valid, axis=1, dtype=jnp.int32)
-    count = count[:, num_keys - num_queries :] if is_causal else jnp.broadcast_to(count[:, -1:], (batch, num_queries))
-    return jnp.broadcast_to(count[:, :, None], query.shape[:3]).astype(jnp.float32)
-
-
-class Stretches(NamedTuple):
-    """The stretches of N0 tokens, aligned at 0, in which causal attention is exact.
-
-    Only those that hold one of the T queries, which are the last of S positions, are computed:
-    they become batch entries, (B, T, ...) <-> (B * stretches, N0, ...).
-    """
-
-    base: int  # N0
-    num_queries: int  # T
-    num_keys: int  # S
-
-    @property
-    def first(self) -> int:
-        """Where the first stretch with a query begins."""
-        return (self.num_keys - self.num_queries) // self.base * self.base
-
-    @property
-    def count(self) -> int:
-        """How many stretches hold a query."""
-        return -(-(self.num_keys - self.first) // self.base)
-
-    def split_queries(self, x: Array) -> Array:
-        """(B, T, ...) -> (B * stretches, N0, ...), or as it is where there is but one."""
-        return self._split(x, self.num_keys - self.num_queries - self.first)
-
-    def split_keys(self, x: Array) -> Array:
-        """(B, S, ...) -> (B * stretches, N0, ...), or (B, S - first, ...) where there is but one."""
-        return self._split(x[:, self.first :], 0)
-
-    def join_queries(self, x: Array) -> Array:
-        """The inverse of `split_queries`."""
-        return self._join(x, self.num_keys - self.num_queries - self.first, self.num_queries)
-
-    def join_keys(self, x: Array) -> Array:
-        """The transpose of `split_keys`: 0 before the first stretch."""
-        x = self._join(x, 0, self.num_keys - self.first)
-        return jnp.pad(x, [(0, 0), (self.first, 0)] + [(0, 0)] * (x.ndim - 2))
-
-    def rows(self, query: Array, key: Array, value: Array, key_mask: Array | None):
-        """Geometry and arrays of the exact attention within the stretches."""
-        query, key, value = self.split_queries(query), self.split_keys(key), self.split_keys(value)
-        mask = None if key_mask is None else self.split_keys(key_mask)
-        return (query.shape[1], key.shape[1]), exact.to_rows(query, key, value, mask)
-
-    def count_keys(self, query: Array, key: Array, key_mask: Array | None) -> Array:
-        """How many keys of its stretch each query sees."""
-        query, key = self.split_queries(query), self.split_keys(key)
-        mask = None if key_mask is None else self.split_keys(key_mask)
-        return self.join_queries(count_keys(query, key.shape[1], True, mask))
-
-    def _split(self, x: Array, before: int) -> Array:
-        if self.count == 1:
-            return x
-        after = self.count * self.base - before - x.shape[1]
-        x = jnp.pad(x, [(0, 0), (before, after)] + [(0, 0)] * (x.ndim - 2))
-        return x.reshape(-1, self.base, *x.shape[2:])
-
-    def _join(self, x: Array, before: int, length: int) -> Array:
-        if self.count == 1:
-            return x
-        return x.reshape(-1, self.count * self.base, *x.shape[2:])[:, before : before + length]
+    group = query.shape[2] // key.shape[2]
+    query_planes = planes if planes.ndim == 2 else jnp.repeat(planes, group, axis=0)
+    return ranks(query, query_planes), ranks(key, planes), num_bits
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(static, query, key, value, plan, key_mask):
-    """out (B, T, N, H) and log_mass (B, T, N) in float32 over all that the plan and the stretches name."""
+def _attend(
+    static: tuple[float, Stretches | None],
+    query: Array,
+    key: Array,
+    value: Array,
+    plan: tiles.TilePlan,
+    key_mask: Array | None,
+) -> tuple[Array, Array]:
+    """out (B, T, N, H) and log_mass (B, T, N) in float32, over all that the plan and the stretches name."""
     scale, stretches = static
     start = None
     if stretches is not None:
-        lengths, rows = stretches.rows(query, key, value, key_mask)
-        geometry = exact.make_geometry(*lengths, True, scale, key_mask is not None)
-        batch = query.shape[0] * stretches.count
-        parts = exact.forward(geometry, *rows)
-        start = tuple(flat(stretches.join_queries(exact.from_query_rows(x, batch)), 3) for x in parts)
-    out, log_mass = tiles.forward(plan, scale, flat(query, 3), flat(key, 3), flat(value, 3), start)
+        out, log_mass = stretches.forward(scale, query, key, value, key_mask)
+        start = _flat(out), _flat(log_mass)
+    out, log_mass = tiles.forward(plan, scale, _flat(query), _flat(key), _flat(value), start)
     return out.reshape(query.shape), log_mass.reshape(query.shape[:3])
 
 
@@ -257,40 +216,18 @@ def _attend_bwd(static, residuals, cotangents):
     d_out, d_log_mass = cotangents
     shift = exact.row_shift(out, log_mass, d_out, d_log_mass)
     if stretches is None:
-        start = tuple(jnp.zeros((x.size // x.shape[-1], x.shape[-1]), jnp.float32) for x in (query, key, value))
+        start = tuple(jnp.zeros(x.shape, jnp.float32) for x in (query, key, value))
     else:
-        lengths, rows = stretches.rows(query, key, value, key_mask)
-        geometry = exact.make_geometry(*lengths, True, scale, key_mask is not None)
-        batch, num_kv_heads = query.shape[0] * stretches.count, key.shape[2]
-        # Queries that pad the first and the last stretch have weights, but no cotangent.
-        of_rows = (exact.to_query_rows(stretches.split_queries(x), num_kv_heads) for x in (log_mass, d_out, shift))
-        d_query, d_key, d_value = exact.backward(geometry, *rows, *of_rows)
-        d_query = stretches.join_queries(exact.from_query_rows(d_query, batch))
-        d_key, d_value = (stretches.join_keys(exact.from_key_rows(x, batch)) for x in (d_key, d_value))
-        start = tuple(flat(x, 3) for x in (d_query, d_key, d_value))
-    d_query, d_key, d_value = tiles.backward(
-        plan,
-        scale,
-        flat(query, 3),
-        flat(key, 3),
-        flat(value, 3),
-        flat(log_mass, 3),
-        flat(d_out, 3),
-        flat(shift, 3),
-        start,
-    )
-    return (
-        d_query.reshape(query.shape).astype(query.dtype),
-        d_key.reshape(key.shape).astype(key.dtype),
-        d_value.reshape(value.shape).astype(value.dtype),
-        None,
-        None,
-    )
+        start = stretches.backward(scale, query, key, value, key_mask, log_mass, d_out, shift)
+    arrays = (_flat(x) for x in (query, key, value, log_mass, d_out, shift))
+    derivatives = tiles.backward(plan, scale, *arrays, tuple(_flat(x) for x in start))
+    d_qkv = (d.reshape(x.shape).astype(x.dtype) for d, x in zip(derivatives, (query, key, value), strict=True))
+    return *d_qkv, None, None
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
-def flat(x: Array, axes: int) -> Array:
-    """The first `axes` axes as one."""
-    return x.reshape(-1, *x.shape[axes:])
+def _flat(x: Array) -> Array:
+    """(B, tokens, heads, ...) -> (B * tokens * heads, ...)."""
+    return x.reshape(-1, *x.shape[3:])

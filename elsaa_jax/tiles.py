@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -131,7 +130,7 @@ def backward(
     return _loop(plan, len(query), len(key), step, start)
 
 
-def support_size(plan: TilePlan, num_queries: int, num_keys: int) -> Array:
+def count_keys(plan: TilePlan, num_queries: int, num_keys: int) -> Array:
     """How many keys each query attends to by the plan: (B*T*N) float32."""
 
     def step(size, query_rows, key_rows):
