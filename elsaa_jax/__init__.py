@@ -10,9 +10,11 @@ from elsaa_jax.linen import ELSAA
 from elsaa_jax.performer import performer_attention, sample_projection
 from elsaa_jax.race import race_attention
 from elsaa_jax.sort_lsh import sort_lsh_attention
+from elsaa_jax.spec import ATTENTION_KINDS
 from elsaa_jax.types import BranchOutput
 
 __all__ = [
+    "ATTENTION_KINDS",
     "ELSAA",
     "BranchOutput",
     "ElsaaConfig",

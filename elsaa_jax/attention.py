@@ -1,4 +1,4 @@
-"""ELSAA attention: both branches and their fusion in one call (Alg. 1 and 7 of the paper)."""
+"""ELSAA attention: both branches and their fusion in one call (Alg. 1 and 6 of the paper)."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def check_instance(name: str, value: Any, kind: type) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class RaceConfig:
-    """The low-rank branch (Alg. 3 and 4 of the paper).
+    """The low-rank branch (Alg. 2 and 3 of the paper).
 
     Attributes:
       num_tables: L, hash tables of one ensemble.
@@ -90,7 +90,7 @@ class RaceConfig:
 
 @dataclasses.dataclass(frozen=True)
 class SortLshConfig:
-    """The sparse branch (Alg. 5 and 6 of the paper).
+    """The sparse branch (Alg. 4 and 5 of the paper).
 
     Attributes:
       num_bits: P, hyperplanes of the one hash table.
@@ -117,7 +117,7 @@ class SortLshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class FusionConfig:
-    """How the two branches become one output (Eq. 4 and 5 of the paper).
+    """How the two branches become one output (Eq. 5 and 6 of the paper).
 
     Attributes:
       kind: "elsaa", "convex", "sum" or "lse"; see `fuse`.

@@ -11,7 +11,7 @@ from elsaa_jax.types import Array, BranchOutput, FusionKind
 
 
 def merge(first: BranchOutput, second: BranchOutput) -> BranchOutput:
-    """MergeLSE of Alg. 6: the attention over two disjoint sets of keys from that over each.
+    """MergeLSE of Alg. 5: the attention over two disjoint sets of keys from that over each.
 
     log_mass = log(exp(l_1) + exp(l_2)), out the mean of the outputs with weights exp(l_k). Two
     rows without keys give out 0 and log_mass -inf, with gradient 0.
@@ -57,7 +57,7 @@ def fuse(
     kind: FusionKind = "elsaa",
     stop_gradient_mass: bool = True,
 ) -> Array:
-    """The fused output (B, T, N, H), in the dtype of the branches (Eq. 4 of the paper).
+    """The fused output (B, T, N, H), in the dtype of the branches (Eq. 6 of the paper).
 
     Kinds, with m = sparse_multiplier(...):
       "elsaa":  g_s m O_s + g_lr O_lr

@@ -76,7 +76,7 @@ def gray_rank(codes: Array, num_bits: int) -> Array:
 
 
 def soft_codes(x: Array, planes: Array, beta: float | Array = 1.0) -> Array:
-    """Soft bucket assignments of Alg. 3, by products of sigmoids.
+    """Soft bucket assignments of Alg. 2, by products of sigmoids.
 
     phi_r(x) = exp(beta tanh(W x) . v_r) / sum_r' exp(beta tanh(W x) . v_r') over the corners
     v_r of {-1, 1}^P factorises into prod_p sigmoid(2 beta v_rp tanh(w_p . x)): P sigmoids

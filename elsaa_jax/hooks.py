@@ -9,7 +9,8 @@ import flax.linen as nn
 from flax import nnx
 
 from elsaa_jax.config import ElsaaConfig
-from elsaa_jax.layer import AttentionSpec, dropout, key_mask_of, refuse
+from elsaa_jax.layer import dropout, key_mask_of, refuse
+from elsaa_jax.spec import AttentionSpec
 from elsaa_jax.types import Array, AttentionKind, Implementation
 
 

@@ -15,6 +15,7 @@ from flax.linen.module import merge_param
 
 from elsaa_jax import layer
 from elsaa_jax.config import ElsaaConfig
+from elsaa_jax.spec import AttentionSpec
 from elsaa_jax.types import Array, AttentionKind, DType, Implementation
 
 
@@ -111,8 +112,8 @@ class ELSAA(nn.Module):
         self._spec(self.qkv_features or self.num_heads)
         super().__post_init__()
 
-    def _spec(self, qkv_features: int) -> layer.AttentionSpec:
-        return layer.AttentionSpec(
+    def _spec(self, qkv_features: int) -> AttentionSpec:
+        return AttentionSpec(
             self.attention,
             self.config,
             self.num_heads,

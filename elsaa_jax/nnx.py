@@ -13,6 +13,7 @@ from flax.nnx.nn.linear import default_kernel_init
 
 from elsaa_jax import layer
 from elsaa_jax.config import ElsaaConfig
+from elsaa_jax.spec import HASH_NAMES, AttentionSpec
 from elsaa_jax.types import Array, AttentionKind, DType, Implementation
 
 
@@ -76,7 +77,7 @@ class ELSAA(nnx.Module):
         layer.check_sizes(num_heads, qkv_features, dropout_rate)
         head_dim = qkv_features // num_heads
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        self.spec = layer.AttentionSpec(attention, config, num_heads, num_kv_heads, head_dim, is_causal, implementation)
+        self.spec = AttentionSpec(attention, config, num_heads, num_kv_heads, head_dim, is_causal, implementation)
         self.in_features = in_features
         self.dropout_rate, self.deterministic, self.broadcast_dropout = dropout_rate, deterministic, broadcast_dropout
         common: dict[str, Any] = {
@@ -165,7 +166,7 @@ class ELSAA(nnx.Module):
             query,
             key,
             value,
-            {name: x[...] for name in layer.HASH_NAMES if (x := getattr(self, name, None)) is not None},
+            {name: x[...] for name in HASH_NAMES if (x := getattr(self, name, None)) is not None},
             beta=layer.beta_of(self.log_beta[...]) if self.spec.learns_beta else None,
             lam=self._lambda(query),
             gates=self._gates(call.query, query),

@@ -104,7 +104,7 @@ class Order(NamedTuple):
 def block_plan(query: Tokens, key: Tokens, shape: PlanShape) -> TilePlan:
     """Rank pairing where queries and keys are equally many: sorted queries meet sorted keys.
 
-    Alg. 5 of the paper: tile i of the sorted queries attends to block i of the sorted keys.
+    Alg. 4 of the paper: tile i of the sorted queries attends to block i of the sorted keys.
     """
     batch, _, length = query.ranks.shape
     num_kv_heads = key.ranks.shape[1]
@@ -216,7 +216,7 @@ def floor_ratio(r: Array, numerator: Array, denominator: Array, bound: int) -> A
 
 
 def _pair_by_rank(level: Level, keys: Order, shape: PlanShape) -> tuple[Array, Array]:
-    """The query of rank r meets key floor(r * n_k / n_q) (Alg. 5 where the counts are equal).
+    """The query of rank r meets key floor(r * n_k / n_q) (Alg. 4 where the counts are equal).
 
     Returns:
       The queries sorted by block: their blocks and their positions, (B, N, T) each.

@@ -1,4 +1,4 @@
-"""The low-rank branch: RACE attention, soft hash buckets in linear time (Alg. 3 and 4 of the paper)."""
+"""The low-rank branch: RACE attention, soft hash buckets in linear time (Alg. 2 and 3 of the paper)."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def _finish(den: Array, num: Array, num_tables: int, eps: float | Array) -> tupl
 def _full(
     query: Array, key: Array, value: Array, valid: Array, codes: Codes, eps: float | Array
 ) -> tuple[Array, Array]:
-    """Alg. 3. Chunks bound the memory: none of the soft codes outlives its own."""
+    """Alg. 2. Chunks bound the memory: none of the soft codes outlives its own."""
     num_kv_heads = key.shape[2]
 
     def add(total, chunk):
@@ -193,7 +193,7 @@ def _full(
 def _causal(
     query: Array, key: Array, value: Array, valid: Array, codes: Codes, eps: float | Array, chunk_size: int
 ) -> tuple[Array, Array]:
-    """Alg. 4: a prefix sum of chunk summaries, and a masked product within the chunk."""
+    """Alg. 3: a prefix sum of chunk summaries, and a masked product within the chunk."""
     num_queries, num_keys, num_kv_heads = query.shape[1], key.shape[1], key.shape[2]
     size = min(chunk_size, num_keys)
     first, start = divmod(num_keys - num_queries, size)

@@ -1,4 +1,4 @@
-"""The sparse branch: hash, sort, and attend exactly within blocks (Alg. 5 and 6 of the paper)."""
+"""The sparse branch: hash, sort, and attend exactly within blocks (Alg. 4 and 5 of the paper)."""
 
 from __future__ import annotations
 
@@ -219,8 +219,17 @@ def _attend_bwd(static, residuals, cotangents):
         start = tuple(jnp.zeros(x.shape, jnp.float32) for x in (query, key, value))
     else:
         start = stretches.backward(scale, query, key, value, key_mask, log_mass, d_out, shift)
-    arrays = (_flat(x) for x in (query, key, value, log_mass, d_out, shift))
-    derivatives = tiles.backward(plan, scale, *arrays, tuple(_flat(x) for x in start))
+    derivatives = tiles.backward(
+        plan,
+        scale,
+        _flat(query),
+        _flat(key),
+        _flat(value),
+        _flat(log_mass),
+        _flat(d_out),
+        _flat(shift),
+        (_flat(start[0]), _flat(start[1]), _flat(start[2])),
+    )
     d_qkv = (d.reshape(x.shape).astype(x.dtype) for d, x in zip(derivatives, (query, key, value), strict=True))
     return *d_qkv, None, None
 
