@@ -152,7 +152,8 @@ class ELSAA(nnx.Module):
           mask: (..., S) or (..., 1, 1, S), True = attend.
           deterministic: no dropout; here or in the constructor.
           rngs: for dropout; None: those of the constructor.
-          sow_weights: whether to sow gates, lambda, multiplier and masses as `nnx.Intermediate`.
+          sow_weights: whether to sow gates, lambda, multiplier and masses as `nnx.Intermediate`, for
+            `nnx.capture`.
 
         Returns:
           (..., T, out_features).

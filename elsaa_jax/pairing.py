@@ -233,7 +233,8 @@ def _pair_by_rank(level: Level, keys: Order, shape: PlanShape) -> tuple[Array, A
     bound = max(order.local.shape[2], keys.local.shape[2])
     place = floor_ratio(jnp.maximum(r, 0), num_keys, of_segment(order.size), bound)
     block = segment * level.blocks_per_segment + place // shape.block_size
-    block = jnp.where((num_keys > 0) & (of_segment(order.size) > 0), block, shape.max_blocks)
+    # A segment without keys keeps its own, empty blocks: the blocks must stay sorted.
+    block = jnp.where(of_segment(order.size) > 0, block, shape.max_blocks)
     positions = order.segment * level.stride + order.local + level.query.start
     return jnp.broadcast_to(block[:, None], order.local.shape), positions
 

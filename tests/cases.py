@@ -23,7 +23,7 @@ class Case:
     num_queries: int
     num_keys: int
     is_causal: bool = False
-    mask: str | None = None  # "holes", "padding", "row" (a whole row masked)
+    mask: str | None = None  # "holes", "padding", "left" (the first three quarters), "row" (a whole row masked)
     batch: int = 2
     num_heads: int = 2
     num_kv_heads: int = 2
@@ -49,6 +49,8 @@ class Case:
         if self.mask == "padding":
             lengths = np.linspace(self.num_keys, self.num_keys // 3 + 1, self.batch).astype(int)
             return jnp.asarray(np.arange(self.num_keys)[None, :] < lengths[:, None])
+        if self.mask == "left":
+            return jnp.asarray(np.broadcast_to(np.arange(self.num_keys) >= self.num_keys * 3 // 4, shape))
         mask = np.random.default_rng(5).random(shape) < 0.7
         if self.mask == "row":
             mask[-1] = False
@@ -117,6 +119,9 @@ CASES = [
     Case("sort_lsh_attention", 33, 77, True, "padding", options=options(block_size=5, min_length=7, num_neighbors=1)),
     Case("sort_lsh_attention", 50, 50, True, options=options(block_size=1)),
     Case("sort_lsh_attention", 50, 50, options=options(min_length=64)),
+    # Halves without a key before halves with keys.
+    *(Case("sort_lsh_attention", t, 90, True, "left", options=options(block_size=4, min_length=8, pairing=p))
+      for t, p in ((90, "rank"), (89, "rank"), (89, "bucket"))),
     # Ensembles, other sharpness, chunks that are longer than the sequence.
     Case("race_attention", 100, 100, options=options(num_ensembles=2, beta=3.0)),
     Case("race_attention", 100, 100, True, "padding", options=options(num_ensembles=2, chunk_size=16, eps=0.1)),

@@ -12,6 +12,7 @@ from elsaa_jax import nnx as elsaa_nnx
 
 X = jnp.ones((2, 8, 4, 16))
 KV = jnp.ones((2, 8, 2, 16))
+THREE = jnp.ones((2, 8, 3, 16))
 PLANES = jnp.ones((5, 16))
 TABLES = jnp.ones((3, 3, 16))
 PROJECTION = jnp.ones((24, 16))
@@ -43,7 +44,7 @@ CALLS = {
         ({"q": X.astype(jnp.bfloat16)}, "dtypes bfloat16, float32 and float32; they must be equal"),
         ({"v": KV[:, :4]}, r"key has shape \(2, 8, 2, 16\) and value \(2, 4, 2, 16\)"),
         ({"q": X[:1]}, "batch and head dimension must be equal"),
-        ({"k": KV[:, :, [0, 1, 1]], "v": KV[:, :, [0, 1, 1]]}, "query has 4 heads and key 3; the first must be a multiple"),
+        ({"k": THREE, "v": THREE}, "query has 4 heads and key 3; the first must be a multiple"),
         ({"q": jnp.ones((2, 9, 4, 16)), "is_causal": True}, "query has length 9 and key 8; with is_causal=True"),
         ({"key_mask": jnp.ones((2, 8, 8), bool)}, r"key_mask has shape \(2, 8, 8\).*is_causal.*key_mask"),
         ({"key_mask": MASK.astype(jnp.float32)}, "key_mask has dtype float32; it must be bool"),
@@ -78,9 +79,9 @@ def test_arrays(function, kwargs, message):
         ("race_attention", {"beta": jnp.ones(3)}, r"beta has shape \(3,\); it must be a scalar"),
         ("race_attention", {"chunk_size": 0}, "chunk_size is 0"),
         ("race_attention", {"eps": -1.0}, "eps is -1.0; it must be a finite number >= 0"),
-        ("performer_attention", {"projection": TABLES}, r"projection has shape \(3, 3, 16\); it must be \(features, 16\)"),
+        ("performer_attention", {"projection": TABLES}, r"projection has shape \(3, 3, 16\); it must"),
         ("elsaa_attention", {"config": 3}, "config is 3; it must be a ElsaaConfig"),
-        ("elsaa_attention", {"lam": jnp.ones((2, 8, 3))}, r"lam has shape \(2, 8, 3\); it must broadcast to \(B, T, N\)"),
+        ("elsaa_attention", {"lam": jnp.ones((2, 8, 3))}, r"lam has shape \(2, 8, 3\); it must broadcast"),
         ("elsaa_attention", {"gate_sparse": jnp.ones(7)}, r"gate_sparse has shape \(7,\)"),
         ("elsaa_attention", {"lsh_planes": PLANES[:3]}, r"lsh_planes has shape \(3, 16\).*num_bits = 5"),
         (
@@ -147,7 +148,7 @@ def test_configs_are_frozen_and_hashable():
 
 
 def test_configs_refuse_what_does_not_go_together():
-    with pytest.raises(ValueError, match="lambda_init is 2.0, but lambda_kind='query' starts at 0.8"):
+    with pytest.raises(ValueError, match=r"lambda_init is 2\.0, but lambda_kind='query' starts"):
         FusionConfig(lambda_kind="query", lambda_init=2.0)
     with pytest.raises(ValueError, match="num_bits is 20, but the low-rank branch has only 16 planes"):
         ElsaaConfig(sparse=SortLshConfig(num_bits=20), share_planes=True)
@@ -184,8 +185,15 @@ def test_linen_refuses_einsum_classes(field):
 
 @pytest.mark.parametrize(
     ("shape", "allowed"),
-    [((2, 1, 8, 8), False), ((2, 4, 1, 8), False), ((2, 8, 8), False), ((3, 8), False), ((2, 8), True), ((1, 1, 1, 8), True)],
-)  # fmt: skip
+    [
+        ((2, 1, 8, 8), False),
+        ((2, 4, 1, 8), False),
+        ((2, 8, 8), False),
+        ((3, 8), False),
+        ((2, 8), True),
+        ((1, 1, 1, 8), True),
+    ],
+)
 def test_masks_of_layers(shape, allowed):
     layer = elsaa_jax.ELSAA(num_heads=4, attention="exact")
     x = jnp.ones((2, 8, 32))

@@ -62,9 +62,7 @@ def in_float64(case):
         return definitions.performer_attention(query, key, value, *planes, allowed)
     if case.function == "race_attention":
         sharpness = {"beta": kwargs.get("beta", 1.0), "num_ensembles": kwargs.get("num_ensembles", 1)}
-        return definitions.race_attention(
-            query, key, value, *planes, allowed, **sharpness, eps=kwargs.get("eps", 1e-6)
-        )
+        return definitions.race_attention(query, key, value, *planes, allowed, **sharpness, eps=kwargs.get("eps", 1e-6))
     names = ("block_size", "min_length", "num_neighbors", "pairing", "is_causal", "query_mask", "key_mask")
     support = reference.sort_lsh_support(
         *case.arrays()[:2], *extra, **{name: kwargs[name] for name in names if name in kwargs}

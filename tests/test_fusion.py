@@ -174,7 +174,7 @@ def test_mean_masses_do_not_drift_with_the_length():
 def test_shared_planes_are_the_first_of_the_race_planes():
     case = Case("elsaa_attention", 60, 60)
     race_planes = elsaa_jax.sample_planes(jax.random.key(0), (2, 3, 4, 16))
-    own = dict(sparse=SortLshConfig(num_bits=5, block_size=8))
+    own = {"sparse": SortLshConfig(num_bits=5, block_size=8)}
     shared = elsaa_jax.elsaa_attention(
         *case.arrays(), race_planes=race_planes, config=ElsaaConfig(**own, share_planes=True)
     )

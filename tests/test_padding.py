@@ -66,9 +66,7 @@ def test_nan_stays_in_its_row(case):
 def test_rows_without_keys_are_zero(kind, is_causal):
     case = Case("race_attention", 80, 80)
     planes = elsaa_jax.sample_planes(jax.random.key(0), (3, 3, 16))
-    config = ElsaaConfig(
-        sparse=SortLshConfig(block_size=16), fusion=FusionConfig(kind=kind, stop_gradient_mass=False)
-    )
+    config = ElsaaConfig(sparse=SortLshConfig(block_size=16), fusion=FusionConfig(kind=kind, stop_gradient_mass=False))
     mask = jnp.ones((2, 80), bool).at[1].set(False)
 
     def run(*arrays):
@@ -92,7 +90,9 @@ def test_large_blocks_make_the_sparse_branch_exact(is_causal):
         return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.where(jnp.isneginf(log_mass), 0, jnp.cos(log_mass))), (out, log_mass)
 
     def grads(function):
-        return jax.jit(jax.value_and_grad(lambda *a: run(function, *a), argnums=(0, 1, 2), has_aux=True))(*case.arrays())
+        return jax.jit(jax.value_and_grad(lambda *a: run(function, *a), argnums=(0, 1, 2), has_aux=True))(
+            *case.arrays()
+        )
 
     exact = grads(case.run)
     for min_length in (0, 16):
