@@ -141,11 +141,6 @@ def resolve_lsh_planes(race_planes: Array, lsh_planes: Array | None, config: Els
         *heads, tables, bits, head_dim = race_planes.shape
         check_shared_bits(num_bits, tables * bits)
         return race_planes.reshape(*heads, tables * bits, head_dim)[..., :num_bits, :]
-    if config.share_planes:
-        raise ValueError(
-            f"lsh_planes has shape {lsh_planes.shape}, but config.share_planes is True; it must be None, "
-            "or share_planes False"
-        )
     if lsh_planes.ndim < 2 or lsh_planes.shape[-2] != num_bits:
         raise ValueError(
             f"lsh_planes has shape {lsh_planes.shape}; with config.sparse.num_bits = {num_bits} it must be "

@@ -27,3 +27,24 @@ def join_chunks(x: Array, length: int, start: int = 0) -> Array:
     """The inverse of `split_chunks`: (chunks, B, C, ...) -> (B, length, ...)."""
     x = jnp.moveaxis(x, 0, 1)
     return x.reshape(x.shape[0], -1, *x.shape[3:])[:, start : start + length]
+
+
+def to_head_rows(x: Array, num_kv_heads: int) -> Array:
+    """(B, C, K * G, ...) -> (B * K, G * C, ...): what one key/value head serves, as one row."""
+    batch, length = x.shape[:2]
+    x = x.reshape(batch, length, num_kv_heads, -1, *x.shape[3:])
+    x = jnp.moveaxis(x, 1, 3)
+    return x.reshape(batch * num_kv_heads, -1, *x.shape[4:])
+
+
+def from_head_rows(x: Array, num_kv_heads: int, length: int) -> Array:
+    """The inverse of `to_head_rows`: (B * K, G * C, ...) -> (B, C, K * G, ...)."""
+    x = x.reshape(-1, num_kv_heads, x.shape[1] // length, length, *x.shape[2:])
+    x = jnp.moveaxis(x, 3, 1)
+    return x.reshape(*x.shape[:2], -1, *x.shape[4:])
+
+
+def past_of_rows(num_rows: int, length: int) -> Array:
+    """(G * C, C) bool: which keys of its chunk a query may see."""
+    place = jnp.arange(num_rows, dtype=jnp.int32) % length
+    return jnp.arange(length, dtype=jnp.int32)[None, :] <= place[:, None]

@@ -173,8 +173,9 @@ class ElsaaConfig:
       race: the low-rank branch.
       sparse: the sparse branch.
       fusion: how they are fused.
-      share_planes: the sparse branch hashes with the first `sparse.num_bits` planes of the
-        low-rank branch, so that what the soft codes learn, the hard codes use.
+      share_planes: whether the sparse branch of a layer hashes with the first `sparse.num_bits`
+        planes of the low-rank branch, so that what the soft codes learn, the hard codes use.
+        None: where the low-rank branch has that many.
       short_conv: taps of a depthwise causal convolution on q, k and v after their
         projections; 0 for none.
       performer_features: random features of the baseline named "performer".
@@ -183,7 +184,7 @@ class ElsaaConfig:
     race: RaceConfig = RaceConfig()
     sparse: SortLshConfig = SortLshConfig()
     fusion: FusionConfig = FusionConfig()
-    share_planes: bool = False
+    share_planes: bool | None = None
     short_conv: int = 0
     performer_features: int = 256
 
@@ -191,11 +192,18 @@ class ElsaaConfig:
         check_instance("ElsaaConfig.race", self.race, RaceConfig)
         check_instance("ElsaaConfig.sparse", self.sparse, SortLshConfig)
         check_instance("ElsaaConfig.fusion", self.fusion, FusionConfig)
-        check_bool("ElsaaConfig.share_planes", self.share_planes)
+        check_choice("ElsaaConfig.share_planes", self.share_planes, (None, True, False))
         check_int("ElsaaConfig.short_conv", self.short_conv, 0)
         check_int("ElsaaConfig.performer_features", self.performer_features, 1)
         if self.share_planes:
             check_shared_bits(self.sparse.num_bits, self.race.total_planes)
+
+    @property
+    def shares_planes(self) -> bool:
+        """`share_planes`, decided."""
+        if self.share_planes is None:
+            return self.sparse.num_bits <= self.race.total_planes
+        return self.share_planes
 
 
 def check_shared_bits(num_bits: int, total_planes: int) -> None:

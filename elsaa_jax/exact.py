@@ -11,6 +11,7 @@ from jax import lax
 
 from elsaa_jax import checks, dispatch
 from elsaa_jax.chunks import pad_axis
+from elsaa_jax.masses import normalize, safe_max
 from elsaa_jax.types import Array, BranchOutput, Implementation
 
 # Rows and columns of one tile of scores, and how many scores are computed at a time:
@@ -114,11 +115,6 @@ def to_key_rows(x: Array) -> Array:
 def from_key_rows(x: Array, batch: int) -> Array:
     """(R, S, ...) -> (B, S, K, ...)."""
     return jnp.moveaxis(x.reshape(batch, -1, *x.shape[1:]), 1, 2)
-
-
-def safe_max(log_mass: Array) -> Array:
-    """A maximum that may be subtracted: 0 where there is no key."""
-    return jnp.where(jnp.isneginf(log_mass), 0.0, log_mass)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -259,8 +255,7 @@ def _forward_rows(geometry, query, key, value, valid):
             last_place = geometry.num_keys - geometry.num_queries + (i + 1) * rows - 1
             last = jnp.minimum(last_place // columns + 1, num_key_chunks)
         top, total, out = lax.fori_loop(0, last, step, start)
-        nonzero = jnp.where(total > 0, total, 1.0)
-        return out / nonzero[..., None], jnp.where(total > 0, top + jnp.log(nonzero), -jnp.inf)
+        return normalize(out, total, top)
 
     num_query_chunks = num_queries // rows
     if num_query_chunks == 1:

@@ -7,6 +7,7 @@ from jax import lax
 
 from elsaa_jax import checks
 from elsaa_jax.config import FUSION_KINDS, check_bool, check_choice
+from elsaa_jax.masses import log_sum, mix, safe_log, softmax_pair
 from elsaa_jax.types import Array, BranchOutput, FusionKind
 
 
@@ -17,8 +18,8 @@ def merge(first: BranchOutput, second: BranchOutput) -> BranchOutput:
     rows without keys give out 0 and log_mass -inf, with gradient 0.
     """
     _check_branches(first, second, "first", "second")
-    weights, log_mass = _weights(first.log_mass, second.log_mass)
-    out = _mix(first.out, second.out, *weights)
+    weights, log_mass = softmax_pair(first.log_mass, second.log_mass)
+    out = mix(first.out, second.out, weights)
     return BranchOutput(out.astype(first.out.dtype), log_mass)
 
 
@@ -39,7 +40,7 @@ def sparse_multiplier(
             f"low_rank_log_mass has shape {low_rank_log_mass.shape}; it must be {shape}, as the sparse one"
         )
     checks.check_scalar("eps", eps)
-    rest = _log_sum(low_rank_log_mass + _log(_broadcast("lam", lam, shape)), jnp.log(jnp.full(shape, eps)))
+    rest = log_sum(low_rank_log_mass + safe_log(_broadcast("lam", lam, shape)), jnp.log(jnp.full(shape, eps)))
     present = ~jnp.isneginf(sparse_log_mass)
     gap = jnp.where(present, rest - jnp.where(present, sparse_log_mass, 0.0), 0.0)
     # 1 / (1 + exp(gap)); beyond 80 the exponential overflows and its derivative is NaN.
@@ -86,39 +87,15 @@ def fuse(
         masses = lax.stop_gradient(masses)
     if kind == "lse":
         lam = _broadcast("lam", lam, shape)
-        weights, _ = _weights(masses[0] + _log(gate_sparse), masses[1] + _log(gate_low_rank) + _log(lam))
+        weights, _ = softmax_pair(
+            masses[0] + safe_log(gate_sparse), masses[1] + safe_log(gate_low_rank) + safe_log(lam)
+        )
     else:
         weights = gate_sparse, gate_low_rank
         if kind != "sum":
             multiplier = sparse_multiplier(*masses, lam=lam, eps=eps)
             weights = gate_sparse * multiplier, gate_low_rank * (1 - multiplier if kind == "convex" else 1.0)
-    return _mix(sparse.out, low_rank.out, *weights).astype(sparse.out.dtype)
-
-
-def _mix(first: Array, second: Array, first_weight: Array, second_weight: Array) -> Array:
-    return first_weight[..., None] * first.astype(jnp.float32) + second_weight[..., None] * second.astype(jnp.float32)
-
-
-def _weights(first: Array, second: Array) -> tuple[tuple[Array, Array], Array]:
-    """softmax(first, second) and their log-sum-exp; 0, 0 and -inf where both are -inf."""
-    total = _log_sum(first, second)
-    present = ~jnp.isneginf(total)
-    base = jnp.where(present, total, 0.0)
-    return (jnp.exp(first - base), jnp.exp(second - base)), total
-
-
-def _log_sum(first: Array, second: Array) -> Array:
-    """log(exp(first) + exp(second)), -inf and without gradient where both are -inf."""
-    top = lax.stop_gradient(jnp.maximum(first, second))
-    present = ~jnp.isneginf(top)
-    base = jnp.where(present, top, 0.0)
-    total = jnp.exp(first - base) + jnp.exp(second - base)
-    return jnp.where(present, jnp.log(jnp.where(present, total, 1.0)) + base, -jnp.inf)
-
-
-def _log(x: Array) -> Array:
-    """log x, -inf and without gradient at 0."""
-    return jnp.where(x > 0, jnp.log(jnp.where(x > 0, x, 1.0)), -jnp.inf)
+    return mix(sparse.out, low_rank.out, weights).astype(sparse.out.dtype)
 
 
 def _broadcast(name: str, value: float | Array, shape: tuple[int, ...]) -> Array:

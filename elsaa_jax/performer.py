@@ -11,9 +11,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from elsaa_jax import checks
-from elsaa_jax.chunks import join_chunks, pad_axis, split_chunks
+from elsaa_jax.chunks import (
+    from_head_rows,
+    join_chunks,
+    pad_axis,
+    past_of_rows,
+    split_chunks,
+    to_head_rows,
+)
 from elsaa_jax.config import check_int
-from elsaa_jax.exact import safe_max
+from elsaa_jax.masses import safe_log, safe_max
 from elsaa_jax.types import Array, BranchOutput
 
 FULL_CHUNK = 2048
@@ -93,12 +100,12 @@ def _performer(
 
 
 class _Summary(NamedTuple):
-    """Sums over keys of phi(k) and phi(k) v, without 1/sqrt(F) and divided by exp(top).
+    """Sums over keys of phi(k) and phi(k) v, without 1/sqrt(F) and divided by exp(top); R = B * K.
 
     Attributes:
-      top: (B, K).
-      mass: (B, K, F).
-      values: (B, K, F, H).
+      top: (R,).
+      mass: (R, F).
+      values: (R, F, H).
     """
 
     top: Array
@@ -107,33 +114,35 @@ class _Summary(NamedTuple):
 
 
 def _exponents(x: Array, projection: Array, num_kv_heads: int) -> Array:
-    """(B, C, K * G, H) -> (B, K, G, F, C), the logarithms of sqrt(F) phi."""
-    batch, length, _, head_dim = x.shape
-    x = x.reshape(batch, length, num_kv_heads, -1, head_dim).astype(jnp.float32) * head_dim**-0.25
-    subscripts = "bckgh,fh->bkgfc" if projection.ndim == 2 else "bckgh,kfh->bkgfc"
-    dots = jnp.einsum(subscripts, x, projection.astype(jnp.float32), precision=lax.Precision.HIGHEST)
-    return dots - jnp.moveaxis(jnp.sum(x * x, axis=-1) / 2, 1, -1)[..., None, :]
+    """(B, C, K * G, H) -> (R, F, X), the logarithms of sqrt(F) phi; X = G * C."""
+    rows = to_head_rows(x, num_kv_heads).astype(jnp.float32) * x.shape[-1] ** -0.25
+    projection = projection.astype(jnp.float32)
+    per_head = projection.ndim == 3
+    projection = jnp.tile(projection, (x.shape[0], 1, 1)) if per_head else projection
+    subscripts = "rxh,rfh->rfx" if per_head else "rxh,fh->rfx"
+    dots = jnp.einsum(subscripts, rows, projection, precision=lax.Precision.HIGHEST)
+    return dots - jnp.sum(rows * rows, axis=-1)[:, None] / 2
 
 
 def _key_exponents(key: Array, valid: Array, projection: Array) -> Array:
-    """(B, C, K, H) -> (B, K, F, C), -inf for masked keys."""
-    exponents = _exponents(key, projection, key.shape[2])[:, :, 0]
-    return jnp.where(valid[:, None, None, :], exponents, -jnp.inf)
+    """(B, C, K, H) -> (R, F, C), -inf for masked keys."""
+    valid = jnp.repeat(valid, key.shape[2], axis=0)
+    return jnp.where(valid[:, None], _exponents(key, projection, key.shape[2]), -jnp.inf)
 
 
 def _query_features(query: Array, projection: Array, num_kv_heads: int) -> tuple[Array, Array]:
-    """Features (B, K, G, F, C) divided by exp(top), and top (B, K, G, C)."""
+    """Features (R, F, X) divided by exp(top), and top (R, X)."""
     exponents = _exponents(query, projection, num_kv_heads)
-    top = lax.stop_gradient(exponents.max(3))
-    return jnp.exp(exponents - top[..., None, :]), top
+    top = lax.stop_gradient(exponents.max(1))
+    return jnp.exp(exponents - top[:, None]), top
 
 
 def _summarize(key: Array, value: Array, valid: Array, projection: Array) -> _Summary:
     exponents = _key_exponents(key, valid, projection)
-    top = lax.stop_gradient(exponents.max((2, 3)))
-    features = jnp.exp(exponents - safe_max(top)[..., None, None])
-    values = jnp.einsum("bkfc,bckh->bkfh", features, value.astype(jnp.float32))
-    return _Summary(top, features.sum(-1), values)
+    top = lax.stop_gradient(exponents.max((1, 2)))
+    features = jnp.exp(exponents - safe_max(top)[:, None, None])
+    rows = to_head_rows(value, key.shape[2]).astype(jnp.float32)
+    return _Summary(top, features.sum(-1), jnp.einsum("rfc,rch->rfh", features, rows))
 
 
 def _add(a: _Summary, b: _Summary) -> _Summary:
@@ -142,37 +151,24 @@ def _add(a: _Summary, b: _Summary) -> _Summary:
     return _Summary(top, a.mass * from_a + b.mass * from_b, a.values * from_a[..., None] + b.values * from_b[..., None])
 
 
-def _finish(den: Array, num: Array, top: Array, num_features: int, eps: float | Array) -> tuple[Array, Array]:
-    """From Den and Num divided by exp(top): out (B, C, N, H) and log_mass (B, C, N).
+def _read(features: Array, before: _Summary) -> tuple[Array, Array]:
+    """Den (R, X) and Num (R, X, H)."""
+    return jnp.einsum("rfx,rf->rx", features, before.mass), jnp.einsum("rfx,rfh->rxh", features, before.values)
 
-    Args:
-      den: (B, K, G, C).
-      num: (B, K, G, C, H).
-      top: (B, K, G, C).
-      num_features: F.
-      eps: floor of Den, as it is before the division.
-    """
+
+def _finish(den: Array, num: Array, top: Array, num_features: int, eps: float | Array) -> tuple[Array, Array]:
+    """Out (R, X, H) and log_mass (R, X), from Den and Num divided by exp(top); eps is added to the true Den."""
     shift = top - math.log(num_features)
     floor = eps * jnp.exp(jnp.minimum(-shift, MAX_EXPONENT))
-    positive = den > 0
-    log_mass = jnp.where(positive, jnp.log(jnp.where(positive, den, 1.0)) + shift, -jnp.inf)
     # A row without keys has Num = Den = 0, and with eps = 0 nothing to divide by.
-    out = num / jnp.where(positive, den + floor, 1.0)[..., None]
-    batch, length = den.shape[0], den.shape[-1]
-    out = jnp.moveaxis(out, 3, 1).reshape(batch, length, -1, num.shape[-1])
-    return out, jnp.moveaxis(log_mass, 3, 1).reshape(batch, length, -1)
-
-
-def _read(features: Array, before: _Summary) -> tuple[Array, Array]:
-    den = jnp.einsum("bkgfc,bkf->bkgc", features, before.mass)
-    return den, jnp.einsum("bkgfc,bkfh->bkgch", features, before.values)
+    return num / jnp.where(den > 0, den + floor, 1.0)[..., None], safe_log(den) + shift
 
 
 def _full(
     query: Array, key: Array, value: Array, valid: Array, projection: Array, eps: float | Array
 ) -> tuple[Array, Array]:
-    num_kv_heads, num_features = key.shape[2], projection.shape[-2]
-    size = min(FULL_CHUNK, key.shape[1])
+    num_queries, num_kv_heads, num_features = query.shape[1], key.shape[2], projection.shape[-2]
+    query_size, size = min(FULL_CHUNK, num_queries), min(FULL_CHUNK, key.shape[1])
     chunks = split_chunks(key, size), split_chunks(value, size), split_chunks(valid, size)
 
     def add(total, chunk):
@@ -180,12 +176,13 @@ def _full(
 
     def read(query):
         features, top = _query_features(query, projection, num_kv_heads)
-        return _finish(*_read(features, total), top + safe_max(total.top)[:, :, None, None], num_features, eps)
+        parts = _finish(*_read(features, total), top + safe_max(total.top)[:, None], num_features, eps)
+        return tuple(from_head_rows(x, num_kv_heads, query_size) for x in parts)
 
     first, rest = jax.tree.map(lambda x: x[0], chunks), jax.tree.map(lambda x: x[1:], chunks)
     total, _ = lax.scan(jax.checkpoint(add), _summarize(*first, projection), rest)
-    out, log_mass = lax.map(jax.checkpoint(read), split_chunks(query, min(FULL_CHUNK, query.shape[1])))
-    return join_chunks(out, query.shape[1]), join_chunks(log_mass, query.shape[1])
+    out, log_mass = lax.map(jax.checkpoint(read), split_chunks(query, query_size))
+    return join_chunks(out, num_queries), join_chunks(log_mass, num_queries)
 
 
 def _causal(
@@ -197,7 +194,6 @@ def _causal(
     chunks = split_chunks(key, size), split_chunks(value, size), split_chunks(valid, size)
     upto = lax.associative_scan(_add, lax.map(jax.checkpoint(lambda c: _summarize(*c, projection)), chunks))
     before = _Summary(*(pad_axis(x, 0, 1, 0, fill)[first:-1] for x, fill in zip(upto, (-jnp.inf, 0, 0), strict=True)))
-    past = jnp.tril(jnp.ones((size, size), bool))[None, None]
 
     def read(chunk):
         query, (key, value, valid), before = chunk
@@ -205,16 +201,20 @@ def _causal(
         den, num = _read(features, before)
         exponents = _key_exponents(key, valid, projection)
         # Each key has a shift of its own; a query's is the largest of those up to it.
-        key_top = lax.stop_gradient(exponents.max(2))
-        top = jnp.maximum(lax.cummax(key_top, axis=2), before.top[..., None])
+        key_top = lax.stop_gradient(exponents.max(1))
+        group = features.shape[-1] // size
+        top = jnp.tile(jnp.maximum(lax.cummax(key_top, axis=1), before.top[:, None]), (1, group))
         base = safe_max(top)
-        key_features = jnp.exp(exponents - safe_max(key_top)[:, :, None])
-        shift = jnp.exp(jnp.where(past, key_top[:, :, None, :] - base[..., None], -jnp.inf))
-        kernel = jnp.einsum("bkgfc,bkfs->bkgcs", features, key_features) * shift[:, :, None]
-        keep = jnp.exp(before.top[..., None] - base)[:, :, None]
+        key_features = jnp.exp(exponents - safe_max(key_top)[:, None])
+        past = past_of_rows(features.shape[-1], size)[None]
+        shift = jnp.exp(jnp.where(past, key_top[:, None, :] - base[..., None], -jnp.inf))
+        kernel = jnp.einsum("rfx,rfs->rxs", features, key_features) * shift
+        keep = jnp.exp(before.top[:, None] - base)
         den = den * keep + kernel.sum(-1)
-        num = num * keep[..., None] + jnp.einsum("bkgcs,bskh->bkgch", kernel, value.astype(jnp.float32))
-        return _finish(den, num, query_top + base[:, :, None], projection.shape[-2], eps)
+        values = to_head_rows(value, num_kv_heads).astype(jnp.float32)
+        num = num * keep[..., None] + jnp.einsum("rxs,rsh->rxh", kernel, values)
+        parts = _finish(den, num, query_top + base, projection.shape[-2], eps)
+        return tuple(from_head_rows(x, num_kv_heads, size) for x in parts)
 
     queries = split_chunks(query, size, start)
     out, log_mass = lax.map(jax.checkpoint(read), (queries, tuple(x[first:] for x in chunks), before))

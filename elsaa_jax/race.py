@@ -10,9 +10,17 @@ import jax.numpy as jnp
 from jax import lax
 
 from elsaa_jax import checks, dispatch
-from elsaa_jax.chunks import join_chunks, pad_axis, split_chunks
+from elsaa_jax.chunks import (
+    from_head_rows,
+    join_chunks,
+    pad_axis,
+    past_of_rows,
+    split_chunks,
+    to_head_rows,
+)
 from elsaa_jax.config import MAX_SOFT_BITS, check_int
 from elsaa_jax.hashing import corner_products
+from elsaa_jax.masses import safe_log
 from elsaa_jax.types import Array, BranchOutput, Implementation
 
 # Tokens of a chunk where attention is not causal and the chunk is no part of the algorithm.
@@ -108,18 +116,14 @@ def _check_planes(planes: Array, key: Array, num_ensembles: int) -> None:
 
 
 def _log_mass(den: Array) -> Array:
-    """log Den, -inf where it is 0, and there without a derivative."""
-    positive = den > 0
-    # The clamp bounds the derivative alone: log(x / c) + log(c) is log(x).
-    safe = jnp.maximum(den, TINY_MASS)
-    exact = jnp.log(jnp.where(positive, den, 1.0))
-    value = jnp.log(safe) + lax.stop_gradient(exact - jnp.log(safe))
-    return jnp.where(positive, value, -jnp.inf)
+    """log Den, -inf and without derivative where it is 0; elsewhere the derivative is at most 1 / TINY_MASS."""
+    bounded = jnp.log(jnp.maximum(den, TINY_MASS))
+    return jnp.where(den > 0, bounded + lax.stop_gradient(safe_log(den) - bounded), -jnp.inf)
 
 
 class Codes(NamedTuple):
-    """The soft codes of one call, `codes(x, num_kv_heads)`; tokens are the last axis, so that the
-    products over bits run over contiguous memory.
+    """The soft codes of one call. Tokens are the last axis, so that the products over bits run over
+    contiguous memory; R = B * K rows, X = G * C tokens of a row.
     """
 
     planes: Array
@@ -132,62 +136,77 @@ class Codes(NamedTuple):
         return self.planes.shape[-3] // self.num_ensembles
 
     def __call__(self, x: Array, num_kv_heads: int) -> Array:
-        """(B, C, K * G, H) -> (B, K, G, M, F, C), F = L * 2**P."""
-        batch, length, _, head_dim = x.shape
-        x = x.reshape(batch, length, num_kv_heads, -1, head_dim)
-        subscripts = "bckgh,lph->bkglpc" if self.planes.ndim == 3 else "bckgh,klph->bkglpc"
-        dots = jnp.einsum(
-            subscripts, x.astype(jnp.float32), self.planes.astype(jnp.float32), precision=lax.Precision.HIGHEST
-        )
-        codes = corner_products(dots, self.beta, axis=-2)
-        return codes.reshape(*codes.shape[:3], self.num_ensembles, -1, length)
+        """(B, C, K * G, H) -> (R, M, F, X), F = L * 2**P."""
+        rows = to_head_rows(x, num_kv_heads).astype(jnp.float32)
+        *heads, tables, bits, head_dim = self.planes.shape
+        planes = self.planes.astype(jnp.float32).reshape(*heads, tables * bits, head_dim)
+        planes = jnp.tile(planes, (x.shape[0], 1, 1)) if heads else planes
+        subscripts = "rxh,rph->rpx" if heads else "rxh,ph->rpx"
+        dots = jnp.einsum(subscripts, rows, planes, precision=lax.Precision.HIGHEST)
+        codes = corner_products(dots.reshape(len(rows), tables, bits, -1), self.beta, axis=2)
+        return codes.reshape(len(rows), self.num_ensembles, -1, dots.shape[-1])
 
-
-def _key_codes(key: Array, valid: Array, codes: Codes) -> Array:
-    """(B, C, K, H) -> (B, K, M, F, C), 0 for masked keys."""
-    return jnp.where(valid[:, None, None, None, :], codes(key, key.shape[2])[:, :, 0], 0.0)
+    def of_keys(self, key: Array, valid: Array) -> Array:
+        """(B, C, K, H) -> (R, M, F, C), 0 for masked keys."""
+        valid = jnp.repeat(valid, key.shape[2], axis=0)
+        return jnp.where(valid[:, None, None, :], self(key, key.shape[2]), 0.0)
 
 
 def _summary(key: Array, value: Array, valid: Array, codes: Codes) -> tuple[Array, Array]:
-    """Bucket masses (B, K, M, F) and bucket values (B, K, M, F, H) of a chunk of keys."""
-    key_codes = _key_codes(key, valid, codes)
-    values = jnp.einsum("bkmfc,bckh->bkmfh", key_codes, value.astype(jnp.float32))
-    return key_codes.sum(-1), values
+    """Bucket masses (R, M, F) and bucket values (R, M, F, H) of a chunk of keys."""
+    key_codes = codes.of_keys(key, valid)
+    rows = to_head_rows(value, key.shape[2]).astype(jnp.float32)
+    values = jnp.einsum("rfc,rch->rfh", key_codes.reshape(len(rows), -1, rows.shape[1]), rows)
+    return key_codes.sum(-1), values.reshape(*key_codes.shape[:3], -1)
 
 
 def _read(query_codes: Array, mass: Array, values: Array) -> tuple[Array, Array]:
-    """L Den (B, C, K, G, M) and L Num (B, C, K, G, M, H) of queries that see these summaries."""
-    den = jnp.einsum("bkgmfc,bkmf->bckgm", query_codes, mass)
-    return den, jnp.einsum("bkgmfc,bkmfh->bckgmh", query_codes, values)
+    """L Den (R, M, X) and L Num (R, M, X, H) of queries that see these summaries."""
+    rows = query_codes.shape[:2]
+    query_codes, mass, values = (x.reshape(-1, *x.shape[2:]) for x in (query_codes, mass, values))
+    den = jnp.einsum("zfx,zf->zx", query_codes, mass)
+    num = jnp.einsum("zfx,zfh->zxh", query_codes, values)
+    return den.reshape(*rows, -1), num.reshape(*rows, *num.shape[1:])
 
 
-def _finish(den: Array, num: Array, num_tables: int, eps: float | Array) -> tuple[Array, Array]:
-    """out (B, C, N, H), the mean over the ensembles of Num / (Den + eps), and Den (B, C, N), theirs."""
-    den, num = den / num_tables, num / num_tables
-    out = jnp.mean(num / (den + eps)[..., None], axis=4)
-    return out.reshape(*out.shape[:2], -1, out.shape[-1]), den.mean(4).reshape(*den.shape[:2], -1)
+def _read_past(query_codes: Array, key_codes: Array, value: Array) -> tuple[Array, Array]:
+    """As `_read`, of the keys (R, M, F, C) of the chunk itself, up to each query's own."""
+    (num_rows, ensembles, _, num_queries), length = query_codes.shape, key_codes.shape[-1]
+    flat_queries, flat_keys = (x.reshape(-1, *x.shape[2:]) for x in (query_codes, key_codes))
+    kernel = jnp.einsum("zfx,zfs->zxs", flat_queries, flat_keys)
+    kernel = jnp.where(past_of_rows(num_queries, length)[None], kernel, 0.0)
+    kernel = kernel.reshape(num_rows, ensembles * num_queries, length)
+    num = jnp.einsum("rxs,rsh->rxh", kernel, value.astype(jnp.float32))
+    den = kernel.sum(-1)
+    return den.reshape(num_rows, ensembles, -1), num.reshape(num_rows, ensembles, num_queries, -1)
+
+
+def _finish(den: Array, num: Array, codes: Codes, eps: float | Array) -> tuple[Array, Array]:
+    """out (R, X, H), the mean over the ensembles of Num / (Den + eps), and Den (R, X), theirs."""
+    den, num = den / codes.num_tables, num / codes.num_tables
+    return jnp.mean(num / (den + eps)[..., None], axis=1), den.mean(1)
 
 
 def _full(
     query: Array, key: Array, value: Array, valid: Array, codes: Codes, eps: float | Array
 ) -> tuple[Array, Array]:
     """Alg. 2. Chunks bound the memory: none of the soft codes outlives its own."""
-    num_kv_heads = key.shape[2]
+    num_queries, num_kv_heads = query.shape[1], key.shape[2]
+    query_size, size = min(FULL_CHUNK, num_queries), min(FULL_CHUNK, key.shape[1])
 
     def add(total, chunk):
         return jax.tree.map(jnp.add, total, _summary(*chunk, codes)), None
 
     def read(query):
-        return _finish(*_read(codes(query, num_kv_heads), *total), codes.num_tables, eps)
+        parts = _finish(*_read(codes(query, num_kv_heads), *total), codes, eps)
+        return tuple(from_head_rows(x, num_kv_heads, query_size) for x in parts)
 
-    size = min(FULL_CHUNK, key.shape[1])
     chunks = split_chunks(key, size), split_chunks(value, size), split_chunks(valid, size)
     shapes = jax.eval_shape(lambda chunks: _summary(*(x[0] for x in chunks), codes), chunks)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     total, _ = lax.scan(jax.checkpoint(add), zeros, chunks)
-    queries = split_chunks(query, min(FULL_CHUNK, query.shape[1]))
-    out, den = lax.map(jax.checkpoint(read), queries)
-    return join_chunks(out, query.shape[1]), join_chunks(den, query.shape[1])
+    out, den = lax.map(jax.checkpoint(read), split_chunks(query, query_size))
+    return join_chunks(out, num_queries), join_chunks(den, num_queries)
 
 
 def _causal(
@@ -201,16 +220,14 @@ def _causal(
     summaries = lax.map(jax.checkpoint(lambda chunk: _summary(*chunk, codes)), chunks)
     upto = lax.associative_scan(lambda a, b: jax.tree.map(jnp.add, a, b), summaries)
     before = jax.tree.map(lambda x: pad_axis(x, 0, 1, 0)[first:-1], upto)
-    past = jnp.tril(jnp.ones((size, size), bool))[None, None, None, None]
 
     def read(chunk):
         query, (key, value, valid), before = chunk
         query_codes = codes(query, num_kv_heads)
         den, num = _read(query_codes, *before)
-        kernel = jnp.einsum("bkgmfc,bkmfs->bkgmcs", query_codes, _key_codes(key, valid, codes))
-        kernel = jnp.where(past, kernel, 0.0)
-        num = num + jnp.einsum("bkgmcs,bskh->bckgmh", kernel, value.astype(jnp.float32))
-        return _finish(den + jnp.moveaxis(kernel.sum(-1), -1, 1), num, codes.num_tables, eps)
+        own = _read_past(query_codes, codes.of_keys(key, valid), to_head_rows(value, num_kv_heads))
+        parts = _finish(den + own[0], num + own[1], codes, eps)
+        return tuple(from_head_rows(x, num_kv_heads, size) for x in parts)
 
     queries = split_chunks(query, size, start)
     out, den = lax.map(jax.checkpoint(read), (queries, tuple(x[first:] for x in chunks), before))

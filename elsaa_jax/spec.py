@@ -93,7 +93,7 @@ class AttentionSpec:
             hashes["race_planes"] = sample_planes(
                 race_rng, (heads, config.race.total_tables, config.race.num_bits, dim)
             )
-        if self.kind == "sort_lsh" or (self.has_gate and not config.share_planes):
+        if self.kind == "sort_lsh" or (self.has_gate and not config.shares_planes):
             hashes["lsh_planes"] = sample_planes(lsh_rng, (heads, config.sparse.num_bits, dim))
         if self.kind == "performer":
             rngs = jax.random.split(projection_rng, heads)

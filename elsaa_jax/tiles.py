@@ -15,7 +15,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from elsaa_jax.exact import logits_vjp, safe_max
+from elsaa_jax.exact import logits_vjp
+from elsaa_jax.masses import mix, normalize, safe_max, softmax_pair
 from elsaa_jax.types import Array
 
 # Scores that are computed at a time: few enough to stay in the cache of a CPU.
@@ -59,12 +60,10 @@ def forward(
         logits = _logits(query, key, query_rows, key_rows, scale)
         top = safe_max(logits.max(-1))
         weights = jnp.exp(logits - top[..., None])
-        total = weights.sum(-1)
-        nonzero = jnp.where(total > 0, total, 1.0)
         out = jnp.einsum(
             "ats,ash->ath", weights.astype(value.dtype), _take(value, key_rows), preferred_element_type=jnp.float32
         )
-        return out / nonzero[..., None], jnp.where(total > 0, top + jnp.log(nonzero), -jnp.inf)
+        return normalize(out, weights.sum(-1), top)
 
     def nothing(query_rows, key_rows):
         return jnp.zeros((*query_rows.shape, query.shape[1]), jnp.float32), jnp.full(
@@ -74,14 +73,8 @@ def forward(
     def step(state, query_rows, key_rows):
         out, log_mass = _unless_empty(plan, len(query), attend, nothing, query_rows, key_rows)
         if not single:
-            present, present_mass = _take(state[0], query_rows), _take(state[1], query_rows)
-            top = jnp.maximum(log_mass, present_mass)
-            base = safe_max(top)
-            old, new = jnp.exp(present_mass - base), jnp.exp(log_mass - base)
-            total = old + new
-            nonzero = jnp.where(total > 0, total, 1.0)
-            out = (old[..., None] * present + new[..., None] * out) / nonzero[..., None]
-            log_mass = jnp.where(total > 0, base + jnp.log(nonzero), -jnp.inf)
+            weights, log_mass = softmax_pair(_take(state[1], query_rows, -jnp.inf), log_mass)
+            out = mix(_take(state[0], query_rows), out, weights)
         return _put(state[0], query_rows, out), _put(state[1], query_rows, log_mass)
 
     return _loop(plan, len(query), len(key), step, start)

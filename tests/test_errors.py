@@ -84,11 +84,6 @@ def test_arrays(function, kwargs, message):
         ("elsaa_attention", {"lam": jnp.ones((2, 8, 3))}, r"lam has shape \(2, 8, 3\); it must broadcast"),
         ("elsaa_attention", {"gate_sparse": jnp.ones(7)}, r"gate_sparse has shape \(7,\)"),
         ("elsaa_attention", {"lsh_planes": PLANES[:3]}, r"lsh_planes has shape \(3, 16\).*num_bits = 5"),
-        (
-            "elsaa_attention",
-            {"lsh_planes": PLANES, "config": ElsaaConfig(share_planes=True)},
-            "config.share_planes is True",
-        ),
         ("elsaa_attention", {"race_planes": TABLES[:1]}, "num_bits is 5, but the low-rank branch has only 3 planes"),
     ],
 )  # fmt: skip

@@ -174,15 +174,10 @@ def test_mean_masses_do_not_drift_with_the_length():
 def test_shared_planes_are_the_first_of_the_race_planes():
     case = Case("elsaa_attention", 60, 60)
     race_planes = elsaa_jax.sample_planes(jax.random.key(0), (2, 3, 4, 16))
-    own = {"sparse": SortLshConfig(num_bits=5, block_size=8)}
-    shared = elsaa_jax.elsaa_attention(
-        *case.arrays(), race_planes=race_planes, config=ElsaaConfig(**own, share_planes=True)
-    )
+    config = ElsaaConfig(sparse=SortLshConfig(num_bits=5, block_size=8))
+    shared = elsaa_jax.elsaa_attention(*case.arrays(), race_planes=race_planes, config=config)
     given = elsaa_jax.elsaa_attention(
-        *case.arrays(),
-        race_planes=race_planes,
-        lsh_planes=race_planes.reshape(2, 12, 16)[:, :5],
-        config=ElsaaConfig(**own),
+        *case.arrays(), race_planes=race_planes, lsh_planes=race_planes.reshape(2, 12, 16)[:, :5], config=config
     )
     chex.assert_trees_all_equal(shared, given)
 

@@ -95,13 +95,16 @@ def test_parameters_differ_by_gate_and_lambda_alone():
 
 
 def test_planes_are_drawn_for_each_key_value_head():
-    _, variables = make(num_kv_heads=2)
+    _, variables = make(num_kv_heads=2, config=ElsaaConfig(**SMALL, share_planes=False))
     hashes = variables["hashes"]
     chex.assert_shape(hashes["race_planes"], (2, 3, 3, 8))
     chex.assert_shape(hashes["lsh_planes"], (2, 4, 8))
     assert np.abs(hashes["race_planes"][0] - hashes["race_planes"][1]).max() > 0.1
-    _, shared = make(config=ElsaaConfig(**SMALL, share_planes=True))
-    assert set(shared["hashes"]) == {"race_planes"}
+    for share_planes in (None, True):
+        _, shared = make(config=ElsaaConfig(**SMALL, share_planes=share_planes))
+        assert set(shared["hashes"]) == {"race_planes"}
+    few = ElsaaConfig(race=RaceConfig(num_tables=1, num_bits=2))
+    assert set(make(config=few)[1]["hashes"]) == {"race_planes", "lsh_planes"}
 
 
 @pytest.mark.parametrize("kind", ["scalar", "fixed", "query"])

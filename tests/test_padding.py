@@ -36,7 +36,7 @@ def call(case, arrays, mask):
     return getattr(elsaa_jax, case.function)(*arrays, *extra, **kwargs)
 
 
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("case", list(cases()), ids=str)
 def test_a_padded_batch_equals_each_row_alone(case):
     arrays = tuple(jnp.concatenate([x, x[:1] + 1], axis=0) for x in case.arrays())
     mask = jnp.arange(FULL)[None, :] < jnp.asarray(LENGTHS)[:, None]
@@ -48,7 +48,7 @@ def test_a_padded_batch_equals_each_row_alone(case):
         chex.assert_trees_all_close(jax.tree.map(lambda x: x[row : row + 1, :length], batch), alone, atol=1e-5)  # noqa: B023
 
 
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("case", list(cases()), ids=str)
 def test_nan_stays_in_its_row(case):
     arrays = case.arrays()
     spoiled = tuple(x.at[1, 5].set(jnp.nan) for x in arrays)
