@@ -7,9 +7,9 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+from elsaa_jax import dispatch
 from elsaa_jax.attention import elsaa_branches
 from elsaa_jax.config import ElsaaConfig, check_bool, check_choice, check_instance, check_int
-from elsaa_jax.dispatch import IMPLEMENTATIONS
 from elsaa_jax.exact import exact_attention
 from elsaa_jax.fusion import fuse, sparse_multiplier
 from elsaa_jax.hashing import sample_planes
@@ -52,7 +52,7 @@ class AttentionSpec:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_kv_heads is {self.num_kv_heads}; it must divide num_heads = {self.num_heads}")
         check_bool("is_causal", self.is_causal)
-        check_choice("implementation", self.implementation, (None, *IMPLEMENTATIONS))
+        check_choice("implementation", self.implementation, (None, *dispatch.IMPLEMENTATIONS))
 
     @property
     def has_race(self) -> bool:
@@ -166,6 +166,7 @@ class AttentionSpec:
                 query, key, value, is_causal=self.is_causal, key_mask=key_mask, implementation=self.implementation
             )
         else:
+            dispatch.resolve("performer_attention", self.implementation)
             branch = performer_attention(
                 query,
                 key,

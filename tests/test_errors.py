@@ -198,3 +198,10 @@ def test_masks_of_layers(shape, allowed):
     else:
         with pytest.raises(ValueError, match=r"mask has shape .* it must be .*key_mask.*is_causal"):
             layer.apply(variables, x, mask=jnp.ones(shape))
+
+
+@pytest.mark.parametrize("attention", elsaa_jax.ATTENTION_KINDS)
+def test_layers_fail_loudly_without_kernels(attention):
+    layer = elsaa_jax.ELSAA(num_heads=4, attention=attention, implementation="pallas")
+    with pytest.raises(ValueError, match=r"implementation is 'pallas', but .* has no Pallas kernel"):
+        layer.init(jax.random.key(0), jnp.ones((2, 8, 32)))
