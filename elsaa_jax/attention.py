@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from elsaa_jax import checks
 from elsaa_jax.config import ElsaaConfig, check_instance, check_shared_bits
 from elsaa_jax.exact import count_keys
 from elsaa_jax.fusion import fuse
@@ -40,7 +41,8 @@ def elsaa_attention(
       race_planes: (M*L, P, H), or (K, M*L, P, H) with one set for each key/value head.
       lsh_planes: (bits, H) or (K, bits, H). None: the first `config.sparse.num_bits` of the race
         planes, taken table after table (shared planes).
-      config: the branches and the fusion.
+      config: the branches and the fusion. What concerns a layer alone has no part here: lambda's
+        kind and start, gates, branch dropout, `share_planes`, the number of planes, `short_conv`.
       lam: lambda of the multiplier, broadcast to (B, T, N).
       gate_sparse: gate of the sparse branch, broadcast to (B, T, N).
       gate_low_rank: gate of the low-rank branch, broadcast to (B, T, N).
@@ -99,6 +101,10 @@ def elsaa_branches(
 ) -> tuple[BranchOutput, BranchOutput]:
     """The sparse and the low-rank branch, their masses scaled as `config.fusion.mass_scale` says."""
     check_instance("config", config, ElsaaConfig)
+    checks.check_qkv(query, key, value, is_causal)
+    checks.check_mask("query_mask", query_mask, query.shape[0], query.shape[1])
+    checks.check_mask("key_mask", key_mask, key.shape[0], key.shape[1])
+    query, key, value = checks.zero_masked(query_mask, key_mask, query, key, value)
     low_rank = race_attention(
         query,
         key,
@@ -136,17 +142,12 @@ def elsaa_branches(
 
 def resolve_lsh_planes(race_planes: Array, lsh_planes: Array | None, config: ElsaaConfig) -> Array:
     """The planes of the sparse branch: its own, or the first ones of the low-rank branch."""
+    if lsh_planes is not None:
+        return lsh_planes
     num_bits = config.sparse.num_bits
-    if lsh_planes is None:
-        *heads, tables, bits, head_dim = race_planes.shape
-        check_shared_bits(num_bits, tables * bits)
-        return race_planes.reshape(*heads, tables * bits, head_dim)[..., :num_bits, :]
-    if lsh_planes.ndim < 2 or lsh_planes.shape[-2] != num_bits:
-        raise ValueError(
-            f"lsh_planes has shape {lsh_planes.shape}; with config.sparse.num_bits = {num_bits} it must be "
-            f"({num_bits}, H) or (K, {num_bits}, H)"
-        )
-    return lsh_planes
+    *heads, tables, bits, head_dim = race_planes.shape
+    check_shared_bits(num_bits, tables * bits)
+    return race_planes.reshape(*heads, tables * bits, head_dim)[..., :num_bits, :]
 
 
 def _mean_mass(branch: BranchOutput, count: Array) -> BranchOutput:

@@ -77,9 +77,12 @@ def check_scalar(name: str, value: Any, *, positive: bool = False) -> None:
         raise ValueError(f"{name} is {value!r}; it must be a finite number {'>' if positive else '>='} 0")
 
 
-def zero_masked(key: Array, value: Array, key_mask: Array | None) -> tuple[Array, Array]:
-    """Keys and values that are 0 where masked: 0 * NaN of a padded token must not reach a sum."""
-    if key_mask is None:
-        return key, value
-    keep = key_mask[:, :, None, None]
-    return jnp.where(keep, key, 0), jnp.where(keep, value, 0)
+def zero_masked(
+    query_mask: Array | None, key_mask: Array | None, query: Array, key: Array, value: Array
+) -> tuple[Array, Array, Array]:
+    """Tokens that are 0 where masked: 0 * NaN of a padded token must not reach a sum."""
+
+    def zero(x: Array, mask: Array | None) -> Array:
+        return x if mask is None else jnp.where(mask[:, :, None, None], x, 0)
+
+    return zero(query, query_mask), zero(key, key_mask), zero(value, key_mask)

@@ -11,6 +11,7 @@ from typing import Any
 from elsaa_jax.types import FusionKind, Pairing
 
 MAX_SOFT_BITS = 12
+BETA_RANGE = (0.01, 20.0)  # of a learned beta
 MAX_HARD_BITS = 30
 
 
@@ -75,6 +76,11 @@ class RaceConfig:
         check_int("RaceConfig.num_ensembles", self.num_ensembles, 1)
         check_number("RaceConfig.beta", self.beta, 0.0, open_low=True)
         check_bool("RaceConfig.learn_beta", self.learn_beta)
+        if self.learn_beta and not BETA_RANGE[0] <= self.beta <= BETA_RANGE[1]:
+            raise ValueError(
+                f"RaceConfig.beta is {self.beta!r}; where it is learned it must lie within {BETA_RANGE}, "
+                "or learn_beta must be False"
+            )
         check_int("RaceConfig.chunk_size", self.chunk_size, 1)
 
     @property

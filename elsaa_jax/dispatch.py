@@ -8,23 +8,19 @@ from __future__ import annotations
 
 from elsaa_jax.config import check_choice
 from elsaa_jax.types import Implementation
-from pallas_kernels import KERNELS
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("xla", "pallas", "interpret")
 
 
-def resolve(function: str, implementation: Implementation | None) -> Implementation:
-    """The implementation of `function` to run; ValueError for one that does not exist.
+def check(function: str, implementation: Implementation | None) -> None:
+    """Raises ValueError for an implementation of `function` that does not exist.
 
     Args:
       function: name of a public function, for example "race_attention".
       implementation: what the caller asked for.
     """
     check_choice("implementation", implementation, (None, *IMPLEMENTATIONS))
-    if implementation in (None, "xla"):
-        return "xla"
-    if function not in KERNELS:
+    if implementation not in (None, "xla"):
         raise ValueError(
             f"implementation is {implementation!r}, but {function} has no Pallas kernel; it must be None or 'xla'"
         )
-    return implementation

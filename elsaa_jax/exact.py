@@ -59,14 +59,14 @@ def exact_attention(
     checks.check_qkv(query, key, value, is_causal)
     checks.check_mask("key_mask", key_mask, key.shape[0], key.shape[1])
     scale = checks.resolve_scale(scale, query.shape[-1])
-    dispatch.resolve("exact_attention", implementation)
+    dispatch.check("exact_attention", implementation)
     geometry = make_geometry(query.shape[1], key.shape[1], is_causal, scale, key_mask is not None)
     return _exact(geometry, query, key, value, key_mask)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _exact(geometry: Geometry, query: Array, key: Array, value: Array, key_mask: Array | None) -> BranchOutput:
-    key, value = checks.zero_masked(key, value, key_mask)
+    query, key, value = checks.zero_masked(None, key_mask, query, key, value)
     out, log_mass = _attend(geometry, *to_rows(query, key, value, key_mask))
     batch = query.shape[0]
     return BranchOutput(from_query_rows(out, batch).astype(query.dtype), from_query_rows(log_mass, batch))

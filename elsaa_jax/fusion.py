@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from elsaa_jax import checks
@@ -99,6 +101,11 @@ def fuse(
 
 
 def _broadcast(name: str, value: float | Array, shape: tuple[int, ...]) -> Array:
+    """A gate or lambda at full shape; its values are looked at only where they are concrete."""
+    if not isinstance(value, jax.core.Tracer):
+        concrete = np.asarray(value, np.float32)
+        if not (np.isfinite(concrete).all() and (concrete >= 0).all()):
+            raise ValueError(f"{name} has the smallest value {concrete.min()}; all must be finite numbers >= 0")
     try:
         return jnp.broadcast_to(jnp.asarray(value, jnp.float32), shape)
     except ValueError:

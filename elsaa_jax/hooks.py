@@ -20,6 +20,7 @@ def attention_fn(
     *,
     config: ElsaaConfig = ElsaaConfig(),
     is_causal: bool = False,
+    self_attention: bool = True,
     lam: float | Array = 1.0,
     gate_sparse: float | Array = 1.0,
     gate_low_rank: float | Array = 1.0,
@@ -36,12 +37,20 @@ def attention_fn(
       attention: which attention, by name.
       config: the branches and the fusion.
       is_causal: whether queries see the past alone.
+      self_attention: whether, where queries and keys are equally many, they are the same tokens,
+        so that masked ones do not query either.
       lam: lambda, broadcast to (B, T, N).
       gate_sparse: gate of the sparse branch, broadcast to (B, T, N).
       gate_low_rank: gate of the low-rank branch, broadcast to (B, T, N).
       implementation: see `elsaa_jax.dispatch`.
     """
     AttentionSpec(attention, config, 1, 1, 1, is_causal, implementation)
+    _check_hashes(hashes, attention)
+    reason = "belongs to the layer ELSAA: a function for Flax's own layers has no parameters and no training mode"
+    refuse(
+        {"config.short_conv": config.short_conv, "branch_dropout_rate": config.fusion.branch_dropout_rate},
+        {"config.short_conv": reason, "branch_dropout_rate": reason},
+    )
     always_causal = is_causal
 
     # linen drops keywords that the signature does not name, and nnx passes them all: name them.
@@ -78,7 +87,14 @@ def attention_fn(
         spec = AttentionSpec(attention, config, num_heads, key.shape[2], head_dim, causal, implementation)
         key_mask = key_mask_of(mask, tuple(lead), num_queries, key.shape[1])
         out, weights = spec.attend(
-            query, key, value, hashes, lam=lam, gates=(gate_sparse, gate_low_rank), key_mask=key_mask
+            query,
+            key,
+            value,
+            hashes,
+            lam=lam,
+            gates=(gate_sparse, gate_low_rank),
+            query_mask=key_mask if self_attention and num_queries == key.shape[1] else None,
+            key_mask=key_mask,
         )
         if module is not None:
             collection = "intermediates" if isinstance(module, nn.Module) else nnx.Intermediate
@@ -91,6 +107,15 @@ def attention_fn(
         return out.reshape(*lead, num_queries, num_heads, head_dim)
 
     return attend
+
+
+def _check_hashes(hashes: dict[str, Array], attention: AttentionKind) -> None:
+    needed = {"sort_lsh": ("lsh_planes",), "performer": ("projection",), "exact": ()}.get(attention, ("race_planes",))
+    for name in needed:
+        if name not in hashes:
+            raise ValueError(
+                f"hashes has {sorted(hashes)}, but attention={attention!r} needs {name!r}; draw them by `sample_hashes`"
+            )
 
 
 def sample_hashes(

@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from elsaa_jax.config import check_int
+from elsaa_jax.config import BETA_RANGE, check_int
 from elsaa_jax.spec import AttentionSpec
 from elsaa_jax.types import Array
 
 LAMBDA_OFFSET = 0.3  # c of c + sigmoid(w . q + b), which starts at 0.8
 LAMBDA_FLOOR = 1e-6
 LAMBDA_KERNEL_STDDEV = 1e-3
-BETA_RANGE = (0.01, 20.0)
 
 
 class Inputs(NamedTuple):
@@ -37,7 +36,14 @@ class Inputs(NamedTuple):
     lead: tuple[int, ...]
 
     @classmethod
-    def of(cls, inputs_q: Array, inputs_k: Array | None, inputs_v: Array | None, mask: Array | None) -> Inputs:
+    def of(
+        cls,
+        inputs_q: Array,
+        inputs_k: Array | None,
+        inputs_v: Array | None,
+        mask: Array | None,
+        query_mask: Array | None,
+    ) -> Inputs:
         """Fills in what was left out, and folds the batch axes into one."""
         if inputs_k is None and inputs_v is not None:
             raise ValueError(
@@ -55,8 +61,18 @@ class Inputs(NamedTuple):
                 )
         lead = inputs_q.shape[:-2]
         key_mask = key_mask_of(mask, lead, inputs_q.shape[-2], inputs_k.shape[-2])
+        if query_mask is None:
+            query_mask = key_mask if is_self else None
+        else:
+            query_mask = key_mask_of(query_mask, lead, inputs_q.shape[-2], inputs_q.shape[-2])
         query, key, value = (x.reshape(-1, *x.shape[-2:]) for x in (inputs_q, inputs_k, inputs_v))
-        return cls(query, key, value, key_mask if is_self else None, key_mask, lead)
+        return cls(query, key, value, query_mask, key_mask, lead)
+
+    def convolution_mask(self, is_causal: bool) -> Array | None:
+        """The queries that count in their short convolution: causal ones are the last T positions."""
+        if is_causal and self.query_mask is None and self.key_mask is not None:
+            return self.key_mask[:, -self.query.shape[1] :]
+        return self.query_mask
 
     def restore(self, x: Array) -> Array:
         """(B, ...) -> (*lead, ...)."""
@@ -115,17 +131,16 @@ def key_mask_of(mask: Array | None, lead: tuple[int, ...], num_queries: int, num
     return jnp.broadcast_to(mask, (*lead, num_keys)).reshape(-1, num_keys)
 
 
-def short_convolution(x: Array, kernel: Array, key_mask: Array | None, history: Array | None = None) -> Array:
+def short_convolution(x: Array, kernel: Array, mask: Array | None, history: Array | None = None) -> Array:
     """A depthwise causal convolution over tokens: y_t = sum_j kernel_j x_{t-j}.
 
     Args:
       x: (B, tokens, heads, H).
       kernel: (taps, heads, H); tap 0 is the token itself.
-      key_mask: (B, tokens), masked tokens count as 0; or None.
+      mask: (B, tokens), masked tokens count as 0; or None.
       history: (B, up to taps - 1, heads, H), the tokens before the first; None: there are none.
     """
-    if key_mask is not None:
-        x = jnp.where(key_mask[:, :, None, None], x, 0)
+    x = zero_tokens(x, mask)
     length, taps = x.shape[1], kernel.shape[0]
     if history is not None:
         x = jnp.concatenate([history, x], axis=1)
@@ -135,21 +150,27 @@ def short_convolution(x: Array, kernel: Array, key_mask: Array | None, history: 
     return sum(shifted, start=jnp.zeros((), x.dtype))
 
 
-def query_history(spec: AttentionSpec, inputs_q: Array, inputs_k: Array) -> Array | None:
-    """The inputs before the first query that its short convolution sees; None: there are none.
+def zero_tokens(x: Array, mask: Array | None) -> Array:
+    """(B, tokens, heads, H), 0 where masked."""
+    return x if mask is None else jnp.where(mask[:, :, None, None], x, 0)
+
+
+def query_history(spec: AttentionSpec, call: Inputs) -> tuple[Array, Array | None] | None:
+    """The inputs before the first query that its short convolution sees, and their mask; None: there are none.
 
     Causal queries are the last T of S positions, so what stands before them are the keys' inputs.
     """
-    first = inputs_k.shape[1] - inputs_q.shape[1]
+    first = call.key.shape[1] - call.query.shape[1]
     taps = min(spec.config.short_conv - 1, first)
     if not spec.is_causal or taps <= 0:
         return None
-    if inputs_k.shape[-1] != inputs_q.shape[-1]:
+    if call.key.shape[-1] != call.query.shape[-1]:
         raise ValueError(
-            f"inputs_k has {inputs_k.shape[-1]} features and inputs_q {inputs_q.shape[-1]}; with short_conv and "
+            f"inputs_k has {call.key.shape[-1]} features and inputs_q {call.query.shape[-1]}; with short_conv and "
             "is_causal the queries are the last of the keys' positions, so they must be equal"
         )
-    return inputs_k[:, first - taps : first]
+    before = slice(first - taps, first)
+    return call.key[:, before], None if call.key_mask is None else call.key_mask[:, before]
 
 
 def identity_taps(rng: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:

@@ -131,6 +131,7 @@ class ELSAA(nn.Module):
         inputs_v: Array | None = None,
         *,
         mask: Array | None = None,
+        query_mask: Array | None = None,
         deterministic: bool | None = None,
         dropout_rng: Array | None = None,
         sow_weights: bool = False,
@@ -142,8 +143,9 @@ class ELSAA(nn.Module):
           inputs_k: (..., S, features); None: `inputs_q`. With `is_causal` the queries are the
             last T of the S positions.
           inputs_v: (..., S, features); None: `inputs_k`.
-          mask: (..., S) or (..., 1, 1, S), True = attend; in self-attention masked tokens do not
-            query either.
+          mask: (..., S) or (..., 1, 1, S), True = attend. In self-attention (`inputs_k` left out, or
+            the same object as `inputs_q`) masked tokens do not query either.
+          query_mask: (..., T), the tokens that query; None: as `mask` says.
           deterministic: no dropout; here or as a field.
           dropout_rng: for dropout; None: the stream "dropout".
           sow_weights: whether to sow gates, lambda, multiplier and masses, all (B, T, N), into
@@ -152,7 +154,7 @@ class ELSAA(nn.Module):
         Returns:
           (..., T, out_features).
         """
-        call = layer.Inputs.of(inputs_q, inputs_k, inputs_v, mask)
+        call = layer.Inputs.of(inputs_q, inputs_k, inputs_v, mask, query_mask)
         features = call.query.shape[-1]
         qkv_features = self.qkv_features or features
         layer.check_sizes(self.num_heads, qkv_features, self.dropout_rate)
@@ -216,9 +218,8 @@ class ELSAA(nn.Module):
         if not self.config.short_conv:
             return query, key, value
 
-        history = layer.query_history(spec, call.query, call.key)
-        if history is not None:
-            history = normalize_query(project_query(history))
+        before = layer.query_history(spec, call)
+        history = before and layer.zero_tokens(normalize_query(project_query(before[0])), before[1])
 
         def convolve(name, x, mask, history=None):
             shape = (self.config.short_conv, *x.shape[2:])
@@ -226,7 +227,7 @@ class ELSAA(nn.Module):
             return layer.short_convolution(x, kernel, mask, history)
 
         return (
-            convolve("query_conv", query, call.query_mask, history),
+            convolve("query_conv", query, call.convolution_mask(spec.is_causal), history),
             convolve("key_conv", key, call.key_mask),
             convolve("value_conv", value, call.key_mask),
         )

@@ -37,9 +37,10 @@ class Gate(nnx.Module):
 class ELSAA(nnx.Module):
     """Multi-head ELSAA attention; see `elsaa_jax.linen.ELSAA` for what each argument means.
 
-    Arguments, call and parameter names are those of `nnx.MultiHeadAttention`; `num_kv_heads` and
-    `is_causal`, `config`, `attention`, `implementation` are as in the linen layer. `decode`,
-    `attention_fn` are refused. Hash planes are `HashPlanes` variables.
+    Names of arguments and parameters are those of `nnx.MultiHeadAttention`, without its
+    dot_general, promotion, metadata and sharding arguments; `is_causal`, `config`, `attention` and
+    `implementation` are as in the linen layer. `decode` and `attention_fn` are refused. Hash planes
+    are `HashPlanes` variables.
     """
 
     def __init__(
@@ -139,6 +140,7 @@ class ELSAA(nnx.Module):
         inputs_v: Array | None = None,
         *,
         mask: Array | None = None,
+        query_mask: Array | None = None,
         deterministic: bool | None = None,
         rngs: nnx.Rngs | nnx.RngStream | None = None,
         sow_weights: bool = False,
@@ -150,6 +152,7 @@ class ELSAA(nnx.Module):
           inputs_k: (..., S, features); None: `inputs_q`.
           inputs_v: (..., S, features); None: `inputs_k`.
           mask: (..., S) or (..., 1, 1, S), True = attend.
+          query_mask: (..., T), the tokens that query; None: in self-attention as `mask` says.
           deterministic: no dropout; here or in the constructor.
           rngs: for dropout; None: those of the constructor.
           sow_weights: whether to sow gates, lambda, multiplier and masses as `nnx.Intermediate`, for
@@ -158,7 +161,7 @@ class ELSAA(nnx.Module):
         Returns:
           (..., T, out_features).
         """
-        call = layer.Inputs.of(inputs_q, inputs_k, inputs_v, mask)
+        call = layer.Inputs.of(inputs_q, inputs_k, inputs_v, mask, query_mask)
         if call.query.shape[-1] != self.in_features:
             raise ValueError(f"inputs_q has {call.query.shape[-1]} features; it must have {self.in_features}")
         query, key, value = self._project(call)
@@ -192,11 +195,10 @@ class ELSAA(nnx.Module):
             key = self.key_ln(key)
         if not self.spec.config.short_conv:
             return query, key, value
-        history = layer.query_history(self.spec, call.query, call.key)
-        if history is not None:
-            history = project_query(history)
+        before = layer.query_history(self.spec, call)
+        history = before and layer.zero_tokens(project_query(before[0]), before[1])
         return (
-            layer.short_convolution(query, self.query_conv[...], call.query_mask, history),
+            layer.short_convolution(query, self.query_conv[...], call.convolution_mask(self.spec.is_causal), history),
             layer.short_convolution(key, self.key_conv[...], call.key_mask),
             layer.short_convolution(value, self.value_conv[...], call.key_mask),
         )

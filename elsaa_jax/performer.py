@@ -92,7 +92,7 @@ def _performer(
     key_mask: Array | None,
     eps: float | Array,
 ) -> BranchOutput:
-    key, value = checks.zero_masked(key, value, key_mask)
+    query, key, value = checks.zero_masked(None, key_mask, query, key, value)
     valid = jnp.ones(key.shape[:2], bool) if key_mask is None else key_mask
     attend = _causal if is_causal else _full
     out, log_mass = attend(query, key, value, valid, projection, eps)

@@ -73,7 +73,7 @@ def race_attention(
     checks.check_scalar("beta", beta, positive=True)
     checks.check_scalar("eps", eps)
     check_int("chunk_size", chunk_size, 1)
-    dispatch.resolve("race_attention", implementation)
+    dispatch.check("race_attention", implementation)
     chunk = chunk_size if is_causal else None
     return _race(chunk, num_ensembles, query, key, value, planes, beta, key_mask, eps)
 
@@ -90,7 +90,7 @@ def _race(
     key_mask: Array | None,
     eps: float | Array,
 ) -> BranchOutput:
-    key, value = checks.zero_masked(key, value, key_mask)
+    query, key, value = checks.zero_masked(None, key_mask, query, key, value)
     valid = jnp.ones(key.shape[:2], bool) if key_mask is None else key_mask
     codes = Codes(planes, beta, num_ensembles)
     if causal_chunk is None:
@@ -184,7 +184,8 @@ def _read_past(query_codes: Array, key_codes: Array, value: Array) -> tuple[Arra
 def _finish(den: Array, num: Array, codes: Codes, eps: float | Array) -> tuple[Array, Array]:
     """out (R, X, H), the mean over the ensembles of Num / (Den + eps), and Den (R, X), theirs."""
     den, num = den / codes.num_tables, num / codes.num_tables
-    return jnp.mean(num / (den + eps)[..., None], axis=1), den.mean(1)
+    # A row without keys has Num = Den = 0, and with eps = 0 nothing to divide by.
+    return jnp.mean(num / jnp.where(den > 0, den + eps, 1.0)[..., None], axis=1), den.mean(1)
 
 
 def _full(

@@ -116,11 +116,15 @@ def sort_lsh_branch(
     check_int("min_length", min_length, 0)
     check_int("num_neighbors", num_neighbors, 0)
     check_choice("pairing", pairing, (None, "rank", "bucket"))
-    dispatch.resolve("sort_lsh_attention", implementation)
+    dispatch.check("sort_lsh_attention", implementation)
     pairing = pairing or ("bucket" if is_causal else "rank")
+    base = (min_length or block_size) if is_causal else min_length
+    # One block holds all keys at most, and no block has more neighbours than there are.
+    block_size = min(block_size, key.shape[1])
+    num_neighbors = min(num_neighbors, -(-key.shape[1] // block_size) - 1)
     sparsity = Sparsity(
         BlockRule(block_size, num_neighbors, pairing, query_mask is key_mask),
-        (min_length or block_size) if is_causal else min_length,
+        base,
         is_causal,
         checks.resolve_scale(scale, query.shape[-1]),
         count_keys,
@@ -139,7 +143,7 @@ def _branch(
     key_mask: Array | None,
 ) -> tuple[BranchOutput, Array | None]:
     is_causal, base, num_queries, num_keys = sparsity.is_causal, sparsity.base, query.shape[1], key.shape[1]
-    key, value = checks.zero_masked(key, value, key_mask)
+    query, key, value = checks.zero_masked(query_mask, key_mask, query, key, value)
     count = None
     if num_keys <= base:
         out, log_mass = exact.exact_attention(

@@ -166,7 +166,7 @@ class AttentionSpec:
                 query, key, value, is_causal=self.is_causal, key_mask=key_mask, implementation=self.implementation
             )
         else:
-            dispatch.resolve("performer_attention", self.implementation)
+            dispatch.check("performer_attention", self.implementation)
             branch = performer_attention(
                 query,
                 key,
@@ -217,7 +217,8 @@ class AttentionSpec:
         if self.lambda_kind is None:
             return out, weights
         weights["lam"] = jnp.broadcast_to(jnp.asarray(lam, jnp.float32), shape)
-        weights["multiplier"] = sparse_multiplier(sparse.log_mass, low_rank.log_mass, lam=lam, eps=fusion.eps)
+        if self.fusion_kind != "lse":
+            weights["multiplier"] = sparse_multiplier(sparse.log_mass, low_rank.log_mass, lam=lam, eps=fusion.eps)
         return out, weights
 
 

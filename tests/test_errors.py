@@ -83,7 +83,9 @@ def test_arrays(function, kwargs, message):
         ("elsaa_attention", {"config": 3}, "config is 3; it must be a ElsaaConfig"),
         ("elsaa_attention", {"lam": jnp.ones((2, 8, 3))}, r"lam has shape \(2, 8, 3\); it must broadcast"),
         ("elsaa_attention", {"gate_sparse": jnp.ones(7)}, r"gate_sparse has shape \(7,\)"),
-        ("elsaa_attention", {"lsh_planes": PLANES[:3]}, r"lsh_planes has shape \(3, 16\).*num_bits = 5"),
+        ("elsaa_attention", {"lsh_planes": PLANES[:, :3]}, r"planes has shape \(5, 3\); it must be \(bits, 16\)"),
+        ("elsaa_attention", {"lam": -1.0}, r"lam has the smallest value -1\.0; all must be finite numbers >= 0"),
+        ("elsaa_attention", {"gate_low_rank": float("nan")}, "gate_low_rank has the smallest value nan"),
         ("elsaa_attention", {"race_planes": TABLES[:1]}, "num_bits is 5, but the low-rank branch has only 3 planes"),
     ],
 )  # fmt: skip
@@ -142,7 +144,17 @@ def test_configs_are_frozen_and_hashable():
         ElsaaConfig().short_conv = 4
 
 
+def test_hooks():
+    with pytest.raises(ValueError, match=r"hashes has \['projection'\], but attention='race' needs 'race_planes'"):
+        elsaa_jax.attention_fn({"projection": PROJECTION}, "race")
+    with pytest.raises(ValueError, match=r"config.short_conv is 3, but belongs to the layer ELSAA"):
+        elsaa_jax.attention_fn({"race_planes": TABLES}, config=ElsaaConfig(short_conv=3))
+
+
 def test_configs_refuse_what_does_not_go_together():
+    with pytest.raises(ValueError, match=r"RaceConfig.beta is 50; where it is learned it must lie within"):
+        RaceConfig(beta=50)
+    assert RaceConfig(beta=50, learn_beta=False).beta == 50
     with pytest.raises(ValueError, match=r"lambda_init is 2\.0, but lambda_kind='query' starts"):
         FusionConfig(lambda_kind="query", lambda_init=2.0)
     with pytest.raises(ValueError, match="num_bits is 20, but the low-rank branch has only 16 planes"):

@@ -70,7 +70,7 @@ def in_float64(case):
     return definitions.softmax_attention(query, key, value, support)
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.num_keys in (65, 100, 1000)], ids=str)
+@pytest.mark.parametrize("case", [c for c in CASES if c.num_keys == 100], ids=str)
 def test_equals_float64_definitions(case):
     out, log_mass = in_float64(case)
     branch = case.run(*case.arrays())

@@ -232,8 +232,10 @@ def test_short_convolution():
     np.testing.assert_allclose(short_convolution(x[:, 4:], taps, None, x[:, 2:4]), expected[:, 4:], atol=1e-5)
     # The last queries see the tokens before them, as if all had been asked.
     variables["params"]["query_conv"] = taps[::-1]
-    whole = layer.apply(variables, X)
-    chex.assert_trees_all_close(layer.apply(variables, X[:, -7:], X), whole[:, -7:], atol=1e-5)
+    # Masked tokens count as 0, also among those before the first query.
+    for mask in (None, jnp.arange(50)[None, :] >= jnp.asarray([[0], [42]])):
+        whole = layer.apply(variables, X, mask=mask)
+        chex.assert_trees_all_close(layer.apply(variables, X[:, -7:], X, mask=mask), whole[:, -7:], atol=1e-5)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -245,6 +247,15 @@ def test_padding_does_not_reach_valid_tokens(attention, is_causal):
     out = jax.jit(lambda x, m: layer.apply(variables, x, mask=m))(padded, mask)
     alone = layer.apply(variables, X[1:, :37])
     chex.assert_trees_all_close(out[1:, :37], alone, atol=1e-5)
+
+
+def test_query_mask():
+    layer, variables = make("sort_lsh")
+    mask = jnp.arange(50)[None, :] < jnp.asarray([[50], [37]])
+    expected = layer.apply(variables, X, mask=mask)
+    # The same array twice is not known to be one beyond jit: there the mask of the queries is given.
+    run = jax.jit(lambda q, k: layer.apply(variables, q, k, mask=mask, query_mask=mask))
+    chex.assert_trees_all_close(run(X, X), expected, atol=1e-5)
 
 
 def test_batch_axes_and_dtypes():

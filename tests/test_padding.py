@@ -41,9 +41,8 @@ def test_a_padded_batch_equals_each_row_alone(case):
     arrays = tuple(jnp.concatenate([x, x[:1] + 1], axis=0) for x in case.arrays())
     mask = jnp.arange(FULL)[None, :] < jnp.asarray(LENGTHS)[:, None]
     # What stands in the padding must not matter, not even if it is no number.
-    padded = tuple(jnp.where(mask[:, :, None, None], x, jnp.nan) for x in arrays[1:])
-    batch = call(case, (arrays[0], *padded), mask)
-    for row, length in enumerate(LENGTHS):
+    batch = call(case, tuple(jnp.where(mask[:, :, None, None], x, jnp.nan) for x in arrays), mask)
+    for row, length in list(enumerate(LENGTHS))[1:]:
         alone = call(case, tuple(x[row : row + 1, :length] for x in arrays), None)
         chex.assert_trees_all_close(jax.tree.map(lambda x: x[row : row + 1, :length], batch), alone, atol=1e-5)  # noqa: B023
 
@@ -107,6 +106,42 @@ def test_large_blocks_make_the_sparse_branch_exact(is_causal):
             )
         )
         chex.assert_trees_all_close(sparse, exact, atol=2e-5)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_masked_tokens_have_no_gradient(is_causal):
+    # Not even where they are no numbers.
+    mask = jnp.arange(60)[None, :] < jnp.asarray([[60], [41]])
+    arrays = tuple(
+        jnp.where(mask[:, :, None, None], x, jnp.nan) for x in Case("elsaa_attention", 60, 60, is_causal).arrays()
+    )
+    planes = elsaa_jax.sample_planes(jax.random.key(0), (3, 3, 16))
+    config = ElsaaConfig(sparse=SortLshConfig(block_size=8, min_length=16 * is_causal))
+
+    def loss(*arrays):
+        out = elsaa_attention(
+            *arrays, race_planes=planes, config=config, is_causal=is_causal, query_mask=mask, key_mask=mask
+        )
+        return jnp.sum(jnp.where(mask[:, :, None, None], out, 0) ** 2)
+
+    for grad in jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(*arrays):
+        chex.assert_tree_all_finite(grad)
+        np.testing.assert_array_equal(grad[1, 41:], 0.0)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_race_without_a_floor(is_causal):
+    case = Case("race_attention", 30, 30, is_causal, "row", options=options(eps=0.0))
+    value, grads = jax.value_and_grad(lambda *a: jnp.sum(case.run(*a).out), argnums=(0, 1, 2))(*case.arrays())
+    chex.assert_tree_all_finite((value, grads))
+
+
+def test_blocks_and_neighbours_are_no_longer_than_the_sequence():
+    case = Case("exact_attention", 6, 6)
+    planes = elsaa_jax.sample_planes(jax.random.key(0), (3, 16))
+    run = jax.jit(lambda *a: elsaa_jax.sort_lsh_attention(*a, planes, block_size=2**20, num_neighbors=10**6))
+    assert run.lower(*case.arrays()).compile().memory_analysis().temp_size_in_bytes < 2**20
+    chex.assert_trees_all_close(run(*case.arrays()), case.run(*case.arrays()), atol=1e-5)
 
 
 def test_one_mask_for_both_takes_the_plain_blocks():
