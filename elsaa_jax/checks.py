@@ -80,9 +80,10 @@ def check_scalar(name: str, value: Any, *, positive: bool = False) -> None:
 def zero_masked(
     query_mask: Array | None, key_mask: Array | None, query: Array, key: Array, value: Array
 ) -> tuple[Array, Array, Array]:
-    """Tokens that are 0 where masked: 0 * NaN of a padded token must not reach a sum."""
-
-    def zero(x: Array, mask: Array | None) -> Array:
-        return x if mask is None else jnp.where(mask[:, :, None, None], x, 0)
-
-    return zero(query, query_mask), zero(key, key_mask), zero(value, key_mask)
+    """Keys and values that are 0 where masked, queries where masked and no number: 0 * NaN must not reach a sum."""
+    if query_mask is not None:
+        query = jnp.where(query_mask[:, :, None, None] | jnp.isfinite(query), query, 0)
+    if key_mask is not None:
+        keep = key_mask[:, :, None, None]
+        key, value = jnp.where(keep, key, 0), jnp.where(keep, value, 0)
+    return query, key, value

@@ -84,7 +84,7 @@ def test_a_prefix_does_not_depend_on_the_length(function):
     case = Case(function, 700, 700, True, options=FUNCTIONS[function])
     arrays = case.arrays()
     whole = case.run(*arrays)
-    for length in (100, 513):
+    for length in (513,):
         prefix = case.run(*(x[:, :length] for x in arrays))
         chex.assert_trees_all_close(prefix, jax.tree.map(lambda x: x[:, :length], whole), atol=1e-5)  # noqa: B023
 
@@ -95,7 +95,7 @@ def test_fewer_queries_are_the_last_ones(function):
     case = Case(function, length, length, True, "padding", num_heads=4, options=FUNCTIONS[function])
     query, key, value = case.arrays()
     whole = case.run(query, key, value)
-    for num_queries in (1, 40, 200):
+    for num_queries in (1, 200):
         last = Case(function, num_queries, length, True, "padding", num_heads=4, options=FUNCTIONS[function])
         part = last.run(query[:, -num_queries:], key, value)
         if function == "sort_lsh_attention":  # There the case masks padded queries only where T = S.

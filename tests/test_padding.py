@@ -10,7 +10,7 @@ import elsaa_jax
 from elsaa_jax import ElsaaConfig, FusionConfig, SortLshConfig, elsaa_attention
 from tests.cases import Case, options
 
-LENGTHS = (333, 200, 64)
+LENGTHS = (333, 200)
 FULL = 333
 
 
@@ -38,7 +38,7 @@ def call(case, arrays, mask):
 
 @pytest.mark.parametrize("case", list(cases()), ids=str)
 def test_a_padded_batch_equals_each_row_alone(case):
-    arrays = tuple(jnp.concatenate([x, x[:1] + 1], axis=0) for x in case.arrays())
+    arrays = case.arrays()
     mask = jnp.arange(FULL)[None, :] < jnp.asarray(LENGTHS)[:, None]
     # What stands in the padding must not matter, not even if it is no number.
     batch = call(case, tuple(jnp.where(mask[:, :, None, None], x, jnp.nan) for x in arrays), mask)
