@@ -227,7 +227,7 @@ def test_short_convolution():
     expected = np.zeros(x.shape)
     for t in range(6):
         for j in range(min(3, t + 1)):
-            expected[:, t] += np.asarray(taps[j] * x[:, t - j])
+            expected[:, t] += np.asarray(taps)[j] * np.asarray(x)[:, t - j]
     np.testing.assert_allclose(short_convolution(x, taps, None), expected, atol=1e-5)
     np.testing.assert_allclose(short_convolution(x[:, 4:], taps, None, x[:, 2:4]), expected[:, 4:], atol=1e-5)
     # The last queries see the tokens before them, as if all had been asked.
