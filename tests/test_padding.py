@@ -47,7 +47,7 @@ def test_a_padded_batch_equals_each_row_alone(case):
         chex.assert_trees_all_close(jax.tree.map(lambda x: x[row : row + 1, :length], batch), alone, atol=1e-5)  # noqa: B023
 
 
-@pytest.mark.parametrize("case", list(cases()), ids=str)
+@pytest.mark.parametrize("case", [case for case in cases() if case.is_causal], ids=str)
 def test_nan_stays_in_its_row(case):
     arrays = case.arrays()
     spoiled = tuple(x.at[1, 5].set(jnp.nan) for x in arrays)
