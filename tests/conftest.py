@@ -18,7 +18,7 @@ MANY_MAPS = 20_000
 
 @pytest.fixture(autouse=True)
 def free_compiled_programs():
-    """Each compiled program holds memory maps, and Linux ends a process that has 65,530 of them."""
+    """Each compiled program holds memory maps, of which Linux allows a process 65,530 by default: stay well below."""
     yield
     if MAPS.exists() and MAPS.read_text().count("\n") > MANY_MAPS:
         jax.clear_caches()
