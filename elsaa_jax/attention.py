@@ -103,10 +103,8 @@ def elsaa_branches(
     check_instance("config", config, ElsaaConfig)
     checks.check_qkv(query, key, value, is_causal)
     checks.check_mask("query_mask", query_mask, query.shape[0], query.shape[1])
-    checks.check_mask("key_mask", key_mask, key.shape[0], key.shape[1])
-    query, key, value = checks.zero_masked(query_mask, key_mask, query, key, value)
     low_rank = race_attention(
-        query,
+        checks.finite_masked_queries(query_mask, query),
         key,
         value,
         race_planes,

@@ -77,13 +77,16 @@ def check_scalar(name: str, value: Any, *, positive: bool = False) -> None:
         raise ValueError(f"{name} is {value!r}; it must be a finite number {'>' if positive else '>='} 0")
 
 
-def zero_masked(
-    query_mask: Array | None, key_mask: Array | None, query: Array, key: Array, value: Array
-) -> tuple[Array, Array, Array]:
-    """Keys and values that are 0 where masked, queries where masked and no number: 0 * NaN must not reach a sum."""
-    if query_mask is not None:
-        query = jnp.where(query_mask[:, :, None, None] | jnp.isfinite(query), query, 0)
-    if key_mask is not None:
-        keep = key_mask[:, :, None, None]
-        key, value = jnp.where(keep, key, 0), jnp.where(keep, value, 0)
-    return query, key, value
+def zero_masked_keys(key_mask: Array | None, key: Array, value: Array) -> tuple[Array, Array]:
+    """Keys and values that are 0 where masked: 0 * NaN must not reach a sum."""
+    if key_mask is None:
+        return key, value
+    keep = key_mask[:, :, None, None]
+    return jnp.where(keep, key, 0), jnp.where(keep, value, 0)
+
+
+def finite_masked_queries(query_mask: Array | None, query: Array) -> Array:
+    """Queries that are 0 where masked and no number."""
+    if query_mask is None:
+        return query
+    return jnp.where(query_mask[:, :, None, None] | jnp.isfinite(query), query, 0)

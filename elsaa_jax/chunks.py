@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax.numpy as jnp
 
 from elsaa_jax.types import Array
@@ -17,14 +19,23 @@ def pad_axis(x: Array, axis: int, before: int, after: int, fill: float | bool = 
 
 
 def split_chunks(x: Array, size: int, start: int = 0) -> Array:
-    """(B, tokens, ...) -> (chunks, B, C, ...); the tokens begin at place `start` of the first chunk."""
+    """(B, tokens, ...) -> (chunks, B * C, ...); the tokens begin at place `start` of the first chunk.
+
+    Batch and chunk are one axis, since XLA copies the input of a loop that has an axis of size 1.
+    """
+    batch = x.shape[0]
     x = pad_axis(x, 1, start, -(start + x.shape[1]) % size)
-    x = x.reshape(x.shape[0], -1, size, *x.shape[2:])
-    return jnp.moveaxis(x, 1, 0)
+    x = jnp.moveaxis(x.reshape(batch, -1, size, *x.shape[2:]), 1, 0)
+    return x.reshape(-1, batch * size, *x.shape[3:])
+
+
+def unfold(chunk: Sequence[Array], batch: int) -> list[Array]:
+    """One chunk of `split_chunks`, of each array: (B * C, ...) -> (B, C, ...)."""
+    return [x.reshape(batch, -1, *x.shape[1:]) for x in chunk]
 
 
 def join_chunks(x: Array, length: int, start: int = 0) -> Array:
-    """The inverse of `split_chunks`: (chunks, B, C, ...) -> (B, length, ...)."""
+    """(chunks, B, C, ...) -> (B, length, ...), of tokens that begin at place `start` of the first chunk."""
     x = jnp.moveaxis(x, 0, 1)
     return x.reshape(x.shape[0], -1, *x.shape[3:])[:, start : start + length]
 

@@ -66,7 +66,7 @@ def exact_attention(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _exact(geometry: Geometry, query: Array, key: Array, value: Array, key_mask: Array | None) -> BranchOutput:
-    query, key, value = checks.zero_masked(None, key_mask, query, key, value)
+    key, value = checks.zero_masked_keys(key_mask, key, value)
     out, log_mass = _attend(geometry, *to_rows(query, key, value, key_mask))
     batch = query.shape[0]
     return BranchOutput(from_query_rows(out, batch).astype(query.dtype), from_query_rows(log_mass, batch))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -155,10 +156,15 @@ def zero_tokens(x: Array, mask: Array | None) -> Array:
     return x if mask is None else jnp.where(mask[:, :, None, None], x, 0)
 
 
-def query_history(spec: AttentionSpec, call: Inputs) -> tuple[Array, Array | None] | None:
-    """The inputs before the first query that its short convolution sees, and their mask; None: there are none.
+def query_history(spec: AttentionSpec, call: Inputs, project: Callable[[Array], Array]) -> Array | None:
+    """The queries before the first that its short convolution sees, 0 where masked; None: there are none.
 
     Causal queries are the last T of S positions, so what stands before them are the keys' inputs.
+
+    Args:
+      spec: the attention.
+      call: the inputs.
+      project: inputs (B, tokens, features) -> queries (B, tokens, N, H).
     """
     first = call.key.shape[1] - call.query.shape[1]
     taps = min(spec.config.short_conv - 1, first)
@@ -170,7 +176,7 @@ def query_history(spec: AttentionSpec, call: Inputs) -> tuple[Array, Array | Non
             "is_causal the queries are the last of the keys' positions, so they must be equal"
         )
     before = slice(first - taps, first)
-    return call.key[:, before], None if call.key_mask is None else call.key_mask[:, before]
+    return zero_tokens(project(call.key[:, before]), None if call.key_mask is None else call.key_mask[:, before])
 
 
 def identity_taps(rng: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:

@@ -208,18 +208,20 @@ class ELSAA(nn.Module):
             dot_general_cls=self.qkv_dot_general_cls,
         )
         norm = functools.partial(nn.LayerNorm, use_bias=False, dtype=self.dtype, param_dtype=self.param_dtype)
-        project_query = dense(features=(spec.num_heads, spec.head_dim), name="query")
-        project_key = dense(features=(spec.num_kv_heads, spec.head_dim), name="key")
-        project_value = dense(features=(spec.num_kv_heads, spec.head_dim), name="value")
-        normalize_query = norm(name="query_ln") if self.normalize_qk else lambda x: x
-        normalize_key = norm(name="key_ln") if self.normalize_qk else lambda x: x
-        query = normalize_query(project_query(call.query))
-        key, value = normalize_key(project_key(call.key)), project_value(call.value)
+
+        def projection(name, num_heads, norm_name):
+            project = dense(features=(num_heads, spec.head_dim), name=name)
+            normalize = norm(name=norm_name) if self.normalize_qk and norm_name else lambda x: x
+            return lambda x: normalize(project(x))
+
+        project_query = projection("query", spec.num_heads, "query_ln")
+        query = project_query(call.query)
+        key = projection("key", spec.num_kv_heads, "key_ln")(call.key)
+        value = projection("value", spec.num_kv_heads, None)(call.value)
         if not self.config.short_conv:
             return query, key, value
 
-        before = layer.query_history(spec, call)
-        history = before and layer.zero_tokens(normalize_query(project_query(before[0])), before[1])
+        history = layer.query_history(spec, call, project_query)
 
         def convolve(name, x, mask, history=None):
             shape = (self.config.short_conv, *x.shape[2:])

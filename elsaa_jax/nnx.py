@@ -195,8 +195,7 @@ class ELSAA(nnx.Module):
             key = self.key_ln(key)
         if not self.spec.config.short_conv:
             return query, key, value
-        before = layer.query_history(self.spec, call)
-        history = before and layer.zero_tokens(project_query(before[0]), before[1])
+        history = layer.query_history(self.spec, call, project_query)
         return (
             layer.short_convolution(query, self.query_conv[...], call.convolution_mask(self.spec.is_causal), history),
             layer.short_convolution(key, self.key_conv[...], call.key_mask),

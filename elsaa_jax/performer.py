@@ -18,6 +18,7 @@ from elsaa_jax.chunks import (
     past_of_rows,
     split_chunks,
     to_head_rows,
+    unfold,
 )
 from elsaa_jax.config import check_int
 from elsaa_jax.masses import safe_log, safe_max
@@ -92,7 +93,7 @@ def _performer(
     key_mask: Array | None,
     eps: float | Array,
 ) -> BranchOutput:
-    query, key, value = checks.zero_masked(None, key_mask, query, key, value)
+    key, value = checks.zero_masked_keys(key_mask, key, value)
     valid = jnp.ones(key.shape[:2], bool) if key_mask is None else key_mask
     attend = _causal if is_causal else _full
     out, log_mass = attend(query, key, value, valid, projection, eps)
@@ -167,36 +168,41 @@ def _finish(den: Array, num: Array, top: Array, num_features: int, eps: float | 
 def _full(
     query: Array, key: Array, value: Array, valid: Array, projection: Array, eps: float | Array
 ) -> tuple[Array, Array]:
-    num_queries, num_kv_heads, num_features = query.shape[1], key.shape[2], projection.shape[-2]
+    batch, num_queries = query.shape[:2]
+    num_kv_heads, num_features = key.shape[2], projection.shape[-2]
     query_size, size = min(FULL_CHUNK, num_queries), min(FULL_CHUNK, key.shape[1])
     chunks = split_chunks(key, size), split_chunks(value, size), split_chunks(valid, size)
 
     def add(total, chunk):
-        return _add(total, _summarize(*chunk, projection)), None
+        return _add(total, _summarize(*unfold(chunk, batch), projection)), None
 
-    def read(query):
+    def read(chunk):
+        (query,) = unfold(chunk, batch)
         features, top = _query_features(query, projection, num_kv_heads)
         parts = _finish(*_read(features, total), top + safe_max(total.top)[:, None], num_features, eps)
         return tuple(from_head_rows(x, num_kv_heads, query_size) for x in parts)
 
-    first, rest = jax.tree.map(lambda x: x[0], chunks), jax.tree.map(lambda x: x[1:], chunks)
-    total, _ = lax.scan(jax.checkpoint(add), _summarize(*first, projection), rest)
-    out, log_mass = lax.map(jax.checkpoint(read), split_chunks(query, query_size))
+    first, rest = [x[0] for x in chunks], [x[1:] for x in chunks]
+    total, _ = lax.scan(jax.checkpoint(add), _summarize(*unfold(first, batch), projection), rest)
+    out, log_mass = lax.map(jax.checkpoint(read), (split_chunks(query, query_size),))
     return join_chunks(out, num_queries), join_chunks(log_mass, num_queries)
 
 
 def _causal(
     query: Array, key: Array, value: Array, valid: Array, projection: Array, eps: float | Array
 ) -> tuple[Array, Array]:
-    num_queries, num_keys, num_kv_heads = query.shape[1], key.shape[1], key.shape[2]
+    batch, num_queries = query.shape[:2]
+    num_keys, num_kv_heads = key.shape[1:3]
     size = min(CAUSAL_CHUNK, num_keys)
     first, start = divmod(num_keys - num_queries, size)
     chunks = split_chunks(key, size), split_chunks(value, size), split_chunks(valid, size)
-    upto = lax.associative_scan(_add, lax.map(jax.checkpoint(lambda c: _summarize(*c, projection)), chunks))
+    summaries = lax.map(jax.checkpoint(lambda chunk: _summarize(*unfold(chunk, batch), projection)), chunks)
+    upto = lax.associative_scan(_add, summaries)
     before = _Summary(*(pad_axis(x, 0, 1, 0, fill)[first:-1] for x, fill in zip(upto, (-jnp.inf, 0, 0), strict=True)))
 
     def read(chunk):
-        query, (key, value, valid), before = chunk
+        tokens, before = chunk
+        query, key, value, valid = unfold(tokens, batch)
         features, query_top = _query_features(query, projection, num_kv_heads)
         den, num = _read(features, before)
         exponents = _key_exponents(key, valid, projection)
@@ -216,6 +222,6 @@ def _causal(
         parts = _finish(den, num, query_top + base, projection.shape[-2], eps)
         return tuple(from_head_rows(x, num_kv_heads, size) for x in parts)
 
-    queries = split_chunks(query, size, start)
-    out, log_mass = lax.map(jax.checkpoint(read), (queries, tuple(x[first:] for x in chunks), before))
+    tokens = (split_chunks(query, size, start), *(x[first:] for x in chunks))
+    out, log_mass = lax.map(jax.checkpoint(read), (tokens, before))
     return join_chunks(out, num_queries, start), join_chunks(log_mass, num_queries, start)

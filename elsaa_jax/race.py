@@ -17,6 +17,7 @@ from elsaa_jax.chunks import (
     past_of_rows,
     split_chunks,
     to_head_rows,
+    unfold,
 )
 from elsaa_jax.config import MAX_SOFT_BITS, check_int
 from elsaa_jax.hashing import corner_products
@@ -90,7 +91,7 @@ def _race(
     key_mask: Array | None,
     eps: float | Array,
 ) -> BranchOutput:
-    query, key, value = checks.zero_masked(None, key_mask, query, key, value)
+    key, value = checks.zero_masked_keys(key_mask, key, value)
     valid = jnp.ones(key.shape[:2], bool) if key_mask is None else key_mask
     codes = Codes(planes, beta, num_ensembles)
     if causal_chunk is None:
@@ -152,7 +153,7 @@ class Codes(NamedTuple):
         return jnp.where(valid[:, None, None, :], self(key, key.shape[2]), 0.0)
 
 
-def _summary(key: Array, value: Array, valid: Array, codes: Codes) -> tuple[Array, Array]:
+def _summary(codes: Codes, key: Array, value: Array, valid: Array) -> tuple[Array, Array]:
     """Bucket masses (R, M, F) and bucket values (R, M, F, H) of a chunk of keys."""
     key_codes = codes.of_keys(key, valid)
     rows = to_head_rows(value, key.shape[2]).astype(jnp.float32)
@@ -192,21 +193,22 @@ def _full(
     query: Array, key: Array, value: Array, valid: Array, codes: Codes, eps: float | Array
 ) -> tuple[Array, Array]:
     """Alg. 2. Chunks bound the memory: none of the soft codes outlives its own."""
-    num_queries, num_kv_heads = query.shape[1], key.shape[2]
+    batch, num_queries, num_kv_heads = query.shape[0], query.shape[1], key.shape[2]
     query_size, size = min(FULL_CHUNK, num_queries), min(FULL_CHUNK, key.shape[1])
 
     def add(total, chunk):
-        return jax.tree.map(jnp.add, total, _summary(*chunk, codes)), None
+        return jax.tree.map(jnp.add, total, _summary(codes, *unfold(chunk, batch))), None
 
-    def read(query):
+    def read(chunk):
+        (query,) = unfold(chunk, batch)
         parts = _finish(*_read(codes(query, num_kv_heads), *total), codes, eps)
         return tuple(from_head_rows(x, num_kv_heads, query_size) for x in parts)
 
     chunks = split_chunks(key, size), split_chunks(value, size), split_chunks(valid, size)
-    shapes = jax.eval_shape(lambda chunks: _summary(*(x[0] for x in chunks), codes), chunks)
+    shapes = jax.eval_shape(lambda chunks: _summary(codes, *unfold([x[0] for x in chunks], batch)), chunks)
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
     total, _ = lax.scan(jax.checkpoint(add), zeros, chunks)
-    out, den = lax.map(jax.checkpoint(read), split_chunks(query, query_size))
+    out, den = lax.map(jax.checkpoint(read), (split_chunks(query, query_size),))
     return join_chunks(out, num_queries), join_chunks(den, num_queries)
 
 
@@ -214,22 +216,24 @@ def _causal(
     query: Array, key: Array, value: Array, valid: Array, codes: Codes, eps: float | Array, chunk_size: int
 ) -> tuple[Array, Array]:
     """Alg. 3: a prefix sum of chunk summaries, and a masked product within the chunk."""
-    num_queries, num_keys, num_kv_heads = query.shape[1], key.shape[1], key.shape[2]
+    batch, num_queries = query.shape[:2]
+    num_keys, num_kv_heads = key.shape[1:3]
     size = min(chunk_size, num_keys)
     first, start = divmod(num_keys - num_queries, size)
     chunks = split_chunks(key, size), split_chunks(value, size), split_chunks(valid, size)
-    summaries = lax.map(jax.checkpoint(lambda chunk: _summary(*chunk, codes)), chunks)
+    summaries = lax.map(jax.checkpoint(lambda chunk: _summary(codes, *unfold(chunk, batch))), chunks)
     upto = lax.associative_scan(lambda a, b: jax.tree.map(jnp.add, a, b), summaries)
     before = jax.tree.map(lambda x: pad_axis(x, 0, 1, 0)[first:-1], upto)
 
     def read(chunk):
-        query, (key, value, valid), before = chunk
+        tokens, before = chunk
+        query, key, value, valid = unfold(tokens, batch)
         query_codes = codes(query, num_kv_heads)
         den, num = _read(query_codes, *before)
         own = _read_past(query_codes, codes.of_keys(key, valid), to_head_rows(value, num_kv_heads))
         parts = _finish(den + own[0], num + own[1], codes, eps)
         return tuple(from_head_rows(x, num_kv_heads, size) for x in parts)
 
-    queries = split_chunks(query, size, start)
-    out, den = lax.map(jax.checkpoint(read), (queries, tuple(x[first:] for x in chunks), before))
+    tokens = (split_chunks(query, size, start), *(x[first:] for x in chunks))
+    out, den = lax.map(jax.checkpoint(read), (tokens, before))
     return join_chunks(out, num_queries, start), join_chunks(den, num_queries, start)

@@ -143,7 +143,8 @@ def _branch(
     key_mask: Array | None,
 ) -> tuple[BranchOutput, Array | None]:
     is_causal, base, num_queries, num_keys = sparsity.is_causal, sparsity.base, query.shape[1], key.shape[1]
-    query, key, value = checks.zero_masked(query_mask, key_mask, query, key, value)
+    query = checks.finite_masked_queries(query_mask, query)
+    key, value = checks.zero_masked_keys(key_mask, key, value)
     count = None
     if num_keys <= base:
         out, log_mass = exact.exact_attention(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import elsaa_jax
-from tests.cases import Case, options
+from tests.cases import Case, optimized, options
 
 SPARSE = options(block_size=16, min_length=32)
 FUNCTIONS = {
@@ -35,7 +35,7 @@ def disturb(x, place, seed):
 def test_the_future_changes_no_bit_of_the_past(function, length):
     case = Case(function, length, length, True, options=FUNCTIONS[function])
     arrays = case.arrays()
-    run = jax.jit(case.run)
+    run = optimized(case.run)
     before = run(*arrays)
     for place in (0, 17, length // 2, length - 2):
         after = run(*(disturb(x, place, seed) for seed, x in enumerate(arrays)))
@@ -48,7 +48,7 @@ def test_the_future_changes_no_bit_of_a_layer(attention):
     layer = elsaa_jax.ELSAA(num_heads=4, num_kv_heads=2, is_causal=True, attention=attention, config=CAUSAL_CONFIG)
     x = jax.random.normal(jax.random.key(0), (2, length, 32))
     variables = layer.init(jax.random.key(1), x)
-    run = jax.jit(layer.apply)
+    run = optimized(layer.apply)
     before = run(variables, x)
     for place in (0, 100, length - 2):
         after = run(variables, disturb(x, place, 3))
@@ -59,7 +59,7 @@ def test_rank_pairing_leaks():
     # The paper's pairing in the causal split: the test above must be able to fail.
     case = Case("sort_lsh_attention", 1024, 1024, True, options=(*SPARSE, ("pairing", "rank")))
     arrays = case.arrays()
-    run = jax.jit(case.run)
+    run = optimized(case.run)
     before, after = run(*arrays), run(*(disturb(x, 1000, seed) for seed, x in enumerate(arrays)))
     assert not np.array_equal(before.out[:, :1001], after.out[:, :1001])
 
@@ -73,7 +73,7 @@ def test_no_gradient_from_the_past_to_the_future(function):
         branch = case.run(*arrays)
         return branch.out[:, place].sum() + branch.log_mass[:, place].sum()
 
-    grads = jax.jit(jax.grad(of_past, argnums=(0, 1, 2)))(*case.arrays())
+    grads = optimized(jax.grad(of_past, argnums=(0, 1, 2)))(*case.arrays())
     for grad in grads:
         np.testing.assert_array_equal(grad[:, place + 1 :], 0.0)
         assert np.abs(grad[:, : place + 1]).max() > 0

@@ -13,8 +13,6 @@ from tests import definitions
 from tests.cases import CASES, Case, options
 
 IMPLEMENTATIONS = (None,)
-# Most of the time is compilation; what the optimiser does is tested by the other files.
-QUICK_TO_COMPILE = {"xla_backend_optimization_level": 0}
 
 
 def loss_of(case, branch, query):
@@ -32,7 +30,7 @@ def value_and_grads(case, run, arrays):
         return loss_of(case, branch, arrays[0]), branch
 
     derive = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)
-    (_, branch), grads = jax.jit(derive, compiler_options=QUICK_TO_COMPILE)(*arrays)
+    (_, branch), grads = jax.jit(derive)(*arrays)
     return branch, dict(zip(("query", "key", "value"), grads, strict=True))
 
 

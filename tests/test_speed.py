@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import elsaa_jax
+from tests.cases import optimized
 
 pytestmark = pytest.mark.slow
 LENGTH = 32_768
@@ -21,7 +22,7 @@ def seconds(run):
 
 
 def compiled(function, arrays):
-    program = jax.jit(function).lower(*arrays).compile()
+    program = optimized(function).lower(*arrays).compile()
     return lambda: jax.block_until_ready(program(*arrays))
 
 

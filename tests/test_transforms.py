@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 import elsaa_jax
-from tests.cases import Case
+from tests.cases import Case, optimized
 
 CONFIG = elsaa_jax.ElsaaConfig(
     race=elsaa_jax.RaceConfig(chunk_size=32), sparse=elsaa_jax.SortLshConfig(block_size=16, min_length=24)
@@ -36,14 +36,14 @@ def test_transforms_agree(is_causal, arrays):
     def run(*arrays):
         return attend(is_causal, *arrays), gradient(is_causal, *arrays)
 
-    jitted = jax.jit(run)
+    jitted = optimized(run)
     expected = jitted(*arrays)
     chex.assert_trees_all_equal(expected, jitted(*arrays))  # A second call, bit for bit.
     chex.assert_trees_all_close(run(*arrays), expected, atol=1e-5)
 
     in_two = jax.tree.map(lambda x: x.reshape(2, 2, *x.shape[1:]), arrays)
     join = lambda tree: jax.tree.map(lambda x: x.reshape(4, *x.shape[2:]), tree)  # noqa: E731
-    chex.assert_trees_all_close(join(jax.jit(jax.vmap(run))(*in_two)), expected, atol=1e-5)
+    chex.assert_trees_all_close(join(optimized(jax.vmap(run))(*in_two)), expected, atol=1e-5)
     scanned = jax.jit(lambda xs: jax.lax.scan(lambda carry, x: (carry, run(*x)), 0, xs)[1])(in_two)
     chex.assert_trees_all_close(join(scanned), expected, atol=1e-5)
     assert jax.device_count() >= 2
