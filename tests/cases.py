@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -14,11 +13,6 @@ import elsaa_jax
 from elsaa_jax import reference
 
 HEAD_DIM = 16
-
-# As users compile; see conftest.py.
-optimized = functools.partial(
-    jax.jit, compiler_options={"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False}
-)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,16 +1,10 @@
-"""A strict set-up: two CPU devices, no silent broadcasting of ranks, no silent promotion of dtypes.
-
-Most of the time of the tests is compilation, so LLVM does the least it can. Where bits or transforms are compared, a
-test compiles as users do, by `tests.cases.optimized`.
-"""
+"""A strict set-up: two CPU devices, no silent change of ranks or dtypes; and quick compilation."""
 
 import os
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + (
-    " --xla_force_host_platform_device_count=2"
-    " --xla_backend_optimization_level=0"
-    " --xla_llvm_disable_expensive_passes=true"
-)
+from tests.compilation import FLAGS
+
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2 {FLAGS}"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax

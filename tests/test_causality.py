@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import elsaa_jax
-from tests.cases import Case, optimized, options
+from tests.cases import Case, options
+from tests.compilation import optimized
 
 SPARSE = options(block_size=16, min_length=32)
 FUNCTIONS = {

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import elsaa_jax
-from tests.cases import optimized
+from tests.compilation import optimized
 
 pytestmark = pytest.mark.slow
 LENGTH = 32_768

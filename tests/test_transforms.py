@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import pytest
 
 import elsaa_jax
-from tests.cases import Case, optimized
+from tests.cases import Case
+from tests.compilation import optimized
 
 CONFIG = elsaa_jax.ElsaaConfig(
     race=elsaa_jax.RaceConfig(chunk_size=32), sparse=elsaa_jax.SortLshConfig(block_size=16, min_length=24)
@@ -43,7 +44,7 @@ def test_transforms_agree(is_causal, arrays):
 
     in_two = jax.tree.map(lambda x: x.reshape(2, 2, *x.shape[1:]), arrays)
     join = lambda tree: jax.tree.map(lambda x: x.reshape(4, *x.shape[2:]), tree)  # noqa: E731
-    chex.assert_trees_all_close(join(optimized(jax.vmap(run))(*in_two)), expected, atol=1e-5)
+    chex.assert_trees_all_close(join(jax.jit(jax.vmap(run))(*in_two)), expected, atol=1e-5)
     scanned = jax.jit(lambda xs: jax.lax.scan(lambda carry, x: (carry, run(*x)), 0, xs)[1])(in_two)
     chex.assert_trees_all_close(join(scanned), expected, atol=1e-5)
     assert jax.device_count() >= 2
