@@ -184,6 +184,7 @@ class ElsaaConfig:
         None: where the low-rank branch has that many.
       short_conv: taps of a depthwise causal convolution on q, k and v after their
         projections; 0 for none.
+      rotary_base: base of the rotary positions of q and k in a layer, 10,000 as a rule; 0 for none.
       performer_features: random features of the baseline named "performer".
     """
 
@@ -192,6 +193,7 @@ class ElsaaConfig:
     fusion: FusionConfig = FusionConfig()
     share_planes: bool | None = None
     short_conv: int = 0
+    rotary_base: float = 0.0
     performer_features: int = 256
 
     def __post_init__(self) -> None:
@@ -200,6 +202,7 @@ class ElsaaConfig:
         check_instance("ElsaaConfig.fusion", self.fusion, FusionConfig)
         check_choice("ElsaaConfig.share_planes", self.share_planes, (None, True, False))
         check_int("ElsaaConfig.short_conv", self.short_conv, 0)
+        check_number("ElsaaConfig.rotary_base", self.rotary_base, 0.0)
         check_int("ElsaaConfig.performer_features", self.performer_features, 1)
         if self.share_planes:
             check_shared_bits(self.sparse.num_bits, self.race.total_planes)

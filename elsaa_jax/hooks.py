@@ -44,12 +44,16 @@ def attention_fn(
       gate_low_rank: gate of the low-rank branch, broadcast to (B, T, N).
       implementation: see `elsaa_jax.dispatch`.
     """
-    AttentionSpec(attention, config, 1, 1, 1, is_causal, implementation)
+    AttentionSpec(attention, config, 1, 1, 2, is_causal, implementation)
     _check_hashes(hashes, attention)
     reason = "belongs to the layer ELSAA: a function for Flax's own layers has no parameters and no training mode"
     refuse(
-        {"config.short_conv": config.short_conv, "branch_dropout_rate": config.fusion.branch_dropout_rate},
-        {"config.short_conv": reason, "branch_dropout_rate": reason},
+        {
+            "config.short_conv": config.short_conv,
+            "config.rotary_base": config.rotary_base,
+            "branch_dropout_rate": config.fusion.branch_dropout_rate,
+        },
+        {"config.short_conv": reason, "config.rotary_base": reason, "branch_dropout_rate": reason},
     )
     always_causal = is_causal
 

@@ -179,10 +179,32 @@ def query_history(spec: AttentionSpec, call: Inputs, project: Callable[[Array], 
     return zero_tokens(project(call.key[:, before]), None if call.key_mask is None else call.key_mask[:, before])
 
 
-def identity_taps(rng: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-    """The start of a short convolution: tap 0 is 1, so that it changes nothing."""
-    del rng
-    return jnp.zeros(shape, dtype).at[0].set(1)
+def rotate(spec: AttentionSpec, query: Array, key: Array) -> tuple[Array, Array]:
+    """Rotary positions of q and k, where the config asks for them: x_i and x_{i + H/2} are turned as one pair.
+
+    Args:
+      spec: the attention; causal queries are the last T of S positions, others the first.
+      query: (B, T, N, H).
+      key: (B, S, K, H).
+    """
+    base, half = spec.config.rotary_base, spec.head_dim // 2
+    if not base:
+        return query, key
+    rates = base ** (-jnp.arange(half, dtype=jnp.float32) / half)
+
+    def turn(x: Array, first: int) -> Array:
+        places = first + jnp.arange(x.shape[1], dtype=jnp.float32)
+        angles = (places[:, None] * rates[None, :])[None, :, None, :]
+        cos, sin = jnp.cos(angles), jnp.sin(angles)
+        left, right = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
+        return jnp.concatenate([left * cos - right * sin, left * sin + right * cos], axis=-1).astype(x.dtype)
+
+    return turn(query, key.shape[1] - query.shape[1] if spec.is_causal else 0), turn(key, 0)
+
+
+def random_taps(rng: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
+    """The start of a short convolution: normal, of variance 1 / taps, so that tokens mix and keep their scale."""
+    return jax.random.normal(rng, shape, dtype) * shape[0] ** -0.5
 
 
 def query_lambda(query: Array, kernel: Array, bias: Array, offset: Array) -> Array:

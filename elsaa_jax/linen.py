@@ -109,7 +109,7 @@ class ELSAA(nn.Module):
     def __post_init__(self) -> None:
         layer.refuse({name: getattr(self, name) for name in layer.MEANINGLESS_FIELDS}, layer.MEANINGLESS_FIELDS)
         layer.check_sizes(self.num_heads, self.qkv_features or self.num_heads, self.dropout_rate)
-        self._spec(self.qkv_features or self.num_heads)
+        self._spec(self.qkv_features or 2 * self.num_heads)
         super().__post_init__()
 
     def _spec(self, qkv_features: int) -> AttentionSpec:
@@ -160,6 +160,7 @@ class ELSAA(nn.Module):
         layer.check_sizes(self.num_heads, qkv_features, self.dropout_rate)
         spec = self._spec(qkv_features)
         query, key, value = self._project(spec, call)
+        query, key = layer.rotate(spec, query, key)
         output_rng, branch_rng = self._dropout_rngs(spec, deterministic, dropout_rng)
         out, weights = spec.attend(
             query,
@@ -225,7 +226,7 @@ class ELSAA(nn.Module):
 
         def convolve(name, x, mask, history=None):
             shape = (self.config.short_conv, *x.shape[2:])
-            kernel = self.param(name, layer.identity_taps, shape, self.param_dtype)
+            kernel = self.param(name, layer.random_taps, shape, self.param_dtype)
             return layer.short_convolution(x, kernel, mask, history)
 
         return (

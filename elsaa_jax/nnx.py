@@ -117,9 +117,9 @@ class ELSAA(nnx.Module):
         heads, kv_heads, dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
         if config.short_conv:
             query_shape, key_shape = ((config.short_conv, n, dim) for n in (heads, kv_heads))
-            self.query_conv = nnx.Param(layer.identity_taps(rngs.params(), query_shape, param_dtype))
-            self.key_conv = nnx.Param(layer.identity_taps(rngs.params(), key_shape, param_dtype))
-            self.value_conv = nnx.Param(layer.identity_taps(rngs.params(), key_shape, param_dtype))
+            self.query_conv = nnx.Param(layer.random_taps(rngs.params(), query_shape, param_dtype))
+            self.key_conv = nnx.Param(layer.random_taps(rngs.params(), key_shape, param_dtype))
+            self.value_conv = nnx.Param(layer.random_taps(rngs.params(), key_shape, param_dtype))
         if spec.learns_beta:
             self.log_beta = nnx.Param(jnp.asarray(math.log(config.race.beta), param_dtype))
         if spec.lambda_kind == "scalar":
@@ -165,6 +165,7 @@ class ELSAA(nnx.Module):
         if call.query.shape[-1] != self.in_features:
             raise ValueError(f"inputs_q has {call.query.shape[-1]} features; it must have {self.in_features}")
         query, key, value = self._project(call)
+        query, key = layer.rotate(self.spec, query, key)
         output_rng, branch_rng = self._dropout_rngs(deterministic, rngs)
         out, weights = self.spec.attend(
             query,

@@ -51,6 +51,8 @@ class AttentionSpec:
         check_int("num_kv_heads", self.num_kv_heads, 1)
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"num_kv_heads is {self.num_kv_heads}; it must divide num_heads = {self.num_heads}")
+        if self.config.rotary_base and self.head_dim % 2:
+            raise ValueError(f"the head dimension is {self.head_dim}; with ElsaaConfig.rotary_base it must be even")
         check_bool("is_causal", self.is_causal)
         check_choice("implementation", self.implementation, (None, *dispatch.IMPLEMENTATIONS))
 

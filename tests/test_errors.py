@@ -130,6 +130,7 @@ def test_unknown_fusion():
         (ElsaaConfig, "fusion", "elsaa"),
         (ElsaaConfig, "share_planes", "yes"),
         (ElsaaConfig, "short_conv", -1),
+        (ElsaaConfig, "rotary_base", -1.0),
         (ElsaaConfig, "performer_features", 0),
     ],
 )
@@ -149,6 +150,8 @@ def test_hooks():
         elsaa_jax.attention_fn({"projection": PROJECTION}, "race")
     with pytest.raises(ValueError, match=r"config.short_conv is 3, but belongs to the layer ELSAA"):
         elsaa_jax.attention_fn({"race_planes": TABLES}, config=ElsaaConfig(short_conv=3))
+    with pytest.raises(ValueError, match=r"config.rotary_base is 10.0, but belongs to the layer ELSAA"):
+        elsaa_jax.attention_fn({"race_planes": TABLES}, config=ElsaaConfig(rotary_base=10.0))
 
 
 def test_configs_refuse_what_does_not_go_together():

@@ -13,7 +13,8 @@ from flax import nnx
 import elsaa_jax
 from elsaa_jax import ELSAA, ElsaaConfig, FusionConfig, RaceConfig, SortLshConfig
 from elsaa_jax import nnx as elsaa_nnx
-from elsaa_jax.layer import query_lambda, short_convolution
+from elsaa_jax.layer import query_lambda, rotate, short_convolution
+from elsaa_jax.spec import AttentionSpec
 
 SMALL = {
     "race": RaceConfig(num_tables=3, num_bits=3, chunk_size=16),
@@ -219,7 +220,10 @@ def test_short_convolution():
     config = ElsaaConfig(**SMALL, short_conv=3)
     plain, plain_variables = make("exact", CONFIG, is_causal=True)
     layer, variables = make("exact", config, is_causal=True)
-    variables = {"params": {**variables["params"], **plain_variables["params"]}}
+    identity = jnp.zeros((3, 4, 8)).at[0].set(1.0)
+    convolutions = dict.fromkeys(("query_conv", "key_conv", "value_conv"), identity)
+    assert 0.4 < float(jnp.std(variables["params"]["value_conv"])) < 0.8  # 1 / sqrt(taps)
+    variables = {"params": {**convolutions, **plain_variables["params"]}}
     chex.assert_trees_all_close(layer.apply(variables, X), plain.apply(plain_variables, X), atol=1e-6)
     taps = jax.random.normal(jax.random.key(0), (3, 4, 8))
     variables["params"]["key_conv"] = taps
@@ -236,6 +240,22 @@ def test_short_convolution():
     for mask in (None, jnp.arange(50)[None, :] >= jnp.asarray([[0], [42]])):
         whole = layer.apply(variables, X, mask=mask)
         chex.assert_trees_all_close(layer.apply(variables, X[:, -7:], X, mask=mask), whole[:, -7:], atol=1e-5)
+
+
+def test_rotary_positions():
+    layer, variables = make("exact", ElsaaConfig(rotary_base=100.0), is_causal=True)
+    x = X[:1, :1].repeat(50, axis=1).at[:, 20].set(X[0, 20]).at[:, 40].set(X[0, 20])
+    log_mass = layer.apply(variables, x, sow_weights=True, mutable="intermediates")[1]["intermediates"]["log_mass"][0]
+    assert np.ptp(log_mass[0, 1:20] - np.log(np.arange(2, 21))[:, None]) > 1e-3  # Equal tokens, other places.
+    # Only distances count: q at i and k at j as q at i + 7 and k at j + 7.
+    spec = AttentionSpec("exact", ElsaaConfig(rotary_base=100.0), 1, 1, 8, True, None)
+    query, key = (jax.random.normal(jax.random.key(i), (1, 1, 1, 8)) for i in (0, 1))
+    logits = jnp.einsum("bqnh,bknh->qk", *rotate(spec, query.repeat(20, axis=1), key.repeat(20, axis=1)))
+    np.testing.assert_allclose(logits[5, 3], logits[12, 10], atol=1e-5)
+    assert abs(logits[5, 3] - logits[5, 4]) > 1e-3
+    chex.assert_trees_all_close(layer.apply(variables, X[:, -7:], X), layer.apply(variables, X)[:, -7:], atol=1e-5)
+    with pytest.raises(ValueError, match=r"the head dimension is 7; with ElsaaConfig.rotary_base it must be even"):
+        ELSAA(num_heads=1, qkv_features=7, config=ElsaaConfig(rotary_base=100.0))
 
 
 @pytest.mark.parametrize(
@@ -318,7 +338,7 @@ def to_nnx(layer, params):
 @pytest.mark.parametrize("attention", elsaa_jax.ATTENTION_KINDS)
 def test_the_nnx_twin_equals_the_linen_layer(attention):
     fusion = FusionConfig(lambda_kind="query", gate_input="query")
-    config = ElsaaConfig(**SMALL, fusion=fusion, short_conv=2)
+    config = ElsaaConfig(**SMALL, fusion=fusion, short_conv=2, rotary_base=100.0)
     layer, variables = make(attention, config, is_causal=True, num_kv_heads=2, normalize_qk=True)
     twin = elsaa_nnx.ELSAA(
         4,
