@@ -157,7 +157,7 @@ def train_step(
     rngs = {"dropout": jax.random.fold_in(rng, state.step)}
 
     def loss_of(params: Any) -> jax.Array:
-        logits = model.apply({"params": params, "hashes": hashes}, tokens, 2 * answers.shape[1], False, rngs=rngs)
+        logits: Any = model.apply({"params": params, "hashes": hashes}, tokens, 2 * answers.shape[1], False, rngs=rngs)
         return optax.softmax_cross_entropy_with_integer_labels(logits[:, 1::2], answers).mean()
 
     loss, gradient = jax.value_and_grad(loss_of)(state.params)
@@ -168,7 +168,7 @@ def train_step(
 @functools.partial(jax.jit, static_argnames="model")
 def count_correct(params: Any, hashes: Any, tokens: jax.Array, answers: jax.Array, *, model: Model) -> jax.Array:
     """How many of the answers (B, 1) to the last tokens are right."""
-    logits = model.apply({"params": params, "hashes": hashes}, tokens, 1, True)
+    logits: Any = model.apply({"params": params, "hashes": hashes}, tokens, 1, True)
     return jnp.sum(jnp.argmax(logits, axis=-1) == answers)
 
 

@@ -1,0 +1,232 @@
+"""Checkpoints: whole or absent, checked leaf by leaf when they are read, never overwritten.
+
+Orbax writes each into a temporary directory, in the background, and renames it when all is there. The last one and
+the best one are kept. Beside the arrays lies a list of all leaves with their types, shapes and check sums, by which a
+damaged or a foreign checkpoint is known.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import pathlib
+import shutil
+import zlib
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import tensorstore
+
+from experiments.engine.errors import EngineError, disk_errors, one_line
+from experiments.engine.parallel import is_main_process, wait_for_all
+from experiments.engine.step import TrainState
+from experiments.engine.task import Variables
+
+VARIABLES, TRAINING, CONTENTS = "variables", "training", "contents"
+TEMPORARY = "*.orbax-checkpoint-tmp"
+
+# Orbax logs the traceback of every failure that it raises as well: here one sentence tells of it.
+logging.getLogger("absl").addFilter(lambda record: "orbax" not in pathlib.Path(record.pathname).parts)
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Attributes:
+      directory: of the checkpoints, one directory each, named by the steps done.
+    """
+
+    def __init__(self, directory: pathlib.Path) -> None:
+        """Opens the directory, or makes it."""
+        self.directory = directory
+        policies = ocp.checkpoint_managers
+        best = policies.BestN(get_metric_fn=_score, n=1)
+        options = ocp.CheckpointManagerOptions(
+            best_fn=_score,  # without it no scores are written
+            best_mode="max",
+            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(1), best]),
+        )
+        with disk_errors(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            steps = sorted(int(path.name) for path in directory.iterdir() if path.name.isdigit())
+        try:
+            self._manager = ocp.CheckpointManager(
+                directory, options=options, item_names=(VARIABLES, TRAINING, CONTENTS)
+            )
+            known = sorted(self._manager.all_steps())
+        except Exception as error:
+            raise self._refusal(directory, error) from error
+        for step in steps:
+            if step not in known:
+                raise self._refusal(directory / str(step), "it is not complete")
+
+    @property
+    def last(self) -> int | None:
+        """Steps of the last checkpoint, None where there is none."""
+        return self._manager.latest_step()
+
+    @property
+    def best(self) -> int | None:
+        """Steps of the checkpoint with the largest score: the last one of several, and where nothing was scored."""
+        return self._manager.best_step()
+
+    def clean(self) -> None:
+        """Removes what an interrupted save has left."""
+        if is_main_process():
+            with disk_errors(self.directory):
+                for path in self.directory.glob(TEMPORARY):
+                    shutil.rmtree(path)
+        wait_for_all("clean")
+
+    def save(self, state: TrainState, config: Any, score: float | None) -> None:
+        """Starts to save a state of NumPy arrays, once the save before has ended.
+
+        Args:
+          state: not to be changed later.
+          config: of the run, as JSON.
+          score: of the validation of this state, if any.
+        """
+        step = int(state.step)
+        items = {VARIABLES: state.variables, TRAINING: _training_of(state)}
+        contents = {"step": step, "config": fingerprint(config), "leaves": {k: leaves_of(v) for k, v in items.items()}}
+        arguments = ocp.args.Composite(
+            **{name: ocp.args.StandardSave(item) for name, item in items.items()},
+            **{CONTENTS: ocp.args.JsonSave(contents)},
+        )
+        metrics = {} if score is None else {"score": float(score)}
+        try:
+            self._manager.save(step, args=arguments, metrics=metrics, force=True)
+        except Exception as error:
+            raise self._unsaved(error) from error
+
+    def wait(self) -> None:
+        """Waits until the last save has ended."""
+        try:
+            self._manager.wait_until_finished()
+            self._manager.check_for_errors()
+        except Exception as error:
+            raise self._unsaved(error) from error
+
+    def close(self) -> None:
+        """Ends the threads; what could not be saved was said by `save` or `wait`."""
+        try:
+            self._manager.close()
+        except Exception as error:
+            raise self._unsaved(error) from error
+
+    def restore_state(self, step: int, like: TrainState, config: Any) -> TrainState:
+        """The state of a checkpoint of this config, in NumPy arrays; `like` has its shapes."""
+        items = {VARIABLES: like.variables, TRAINING: _training_of(like)}
+        restored = self._restore(step, items, fingerprint(config))
+        variables = dict(restored[VARIABLES])
+        return TrainState(variables.pop("params"), variables, **restored[TRAINING])
+
+    def restore_variables(self, step: int, like: Variables) -> Variables:
+        """The variables of a checkpoint, in NumPy arrays; `like` has their shapes."""
+        return self._restore(step, {VARIABLES: like}, None)[VARIABLES]
+
+    def _restore(self, step: int, like: dict[str, Any], config: str | None) -> dict[str, Any]:
+        path = self.directory / str(step)
+        try:
+            contents = self._manager.restore(step, args=ocp.args.Composite(**{CONTENTS: ocp.args.JsonRestore()}))[
+                CONTENTS
+            ]
+            stored = {name: contents["leaves"][name] for name in like}
+            owner = contents["config"]
+        except Exception as error:
+            raise self._refusal(path, error) from error
+        if config is not None and owner != config:
+            raise self._refusal(path, "it was saved by a run of another config")
+        for name, tree in like.items():
+            difference = _first_foreign(stored[name], tree)
+            if difference is not None:
+                raise self._refusal(path, f"it is not of this model: {difference}")
+        empty = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), like)
+        arguments = {name: ocp.args.StandardRestore(tree) for name, tree in empty.items()}
+        try:
+            for name in like:
+                _read_all(path / name)
+            restored = dict(self._manager.restore(step, args=ocp.args.Composite(**arguments)).items())
+        except Exception as error:
+            raise self._refusal(path, error) from error
+        for name, tree in restored.items():
+            for leaf, description in leaves_of(tree).items():
+                if description != stored[name][leaf]:
+                    raise self._refusal(path, f"the check sum of {leaf} is wrong")
+        return restored
+
+    def _refusal(self, path: pathlib.Path, reason: Exception | str) -> EngineError:
+        if isinstance(reason, Exception):
+            reason = _shorten(one_line(reason))
+        return EngineError(
+            f"the checkpoint {path} is damaged or foreign ({reason}); nothing was changed: move it away to go on from "
+            "the one before it, if any, or take another --workdir"
+        )
+
+    def _unsaved(self, error: Exception) -> EngineError:
+        whole = sorted(int(path.name) for path in self.directory.glob("*") if path.name.isdigit())
+        kept = f"the checkpoint of step {whole[-1]} is kept" if whole else "no checkpoint was saved before"
+        return EngineError(
+            f"no checkpoint can be written to {self.directory} ({_shorten(one_line(error))}); {kept}: make room or "
+            "give access and run the same command again"
+        )
+
+
+def fingerprint(config: Any) -> str:
+    """A short name of a config that is JSON."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def leaves_of(tree: Any) -> dict[str, list[Any]]:
+    """Type, shape and check sum of each leaf of a tree of NumPy arrays, by its path."""
+    return {
+        path: [*_kind(leaf), zlib.crc32(np.ascontiguousarray(leaf).tobytes())] for path, leaf in _flat(tree).items()
+    }
+
+
+def _training_of(state: TrainState) -> dict[str, Any]:
+    return {"optimizer": state.optimizer, "rng": state.rng, "step": state.step}
+
+
+def _score(metrics: dict[str, float]) -> float:
+    score = metrics.get("score", -math.inf)
+    return -math.inf if math.isnan(score) else score
+
+
+def _flat(tree: Any) -> dict[str, Any]:
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+
+
+def _kind(leaf: Any) -> list[Any]:
+    return [str(leaf.dtype), list(leaf.shape)]
+
+
+def _first_foreign(stored: dict[str, list[Any]], like: Any) -> str | None:
+    """What the first leaf is by which a checkpoint differs from the model."""
+    wanted = {path: _kind(leaf) for path, leaf in _flat(like).items()}
+    for path in [*wanted, *(path for path in stored if path not in wanted)]:
+        if path not in stored:
+            return f"it has no {path}"
+        if path not in wanted:
+            return f"it has {path}, which the model has not"
+        dtype, shape, _ = stored[path]
+        if [dtype, shape] != wanted[path]:
+            return f"its {path} is {dtype}{shape}, the model's {wanted[path][0]}{wanted[path][1]}"
+    return None
+
+
+def _read_all(directory: pathlib.Path) -> None:
+    """Reads the files of a tree one after another: Orbax reads all at once, and is noisy where several fail."""
+    base = {"driver": "file", "path": f"{directory}/"}
+    store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
+    for key in store.list().result():
+        store.read(key).result()
+
+
+def _shorten(text: str, size: int = 200) -> str:
+    return text if len(text) <= size else f"{text[:size]} ..."

@@ -1,0 +1,21 @@
+"""Statistics of results."""
+
+from __future__ import annotations
+
+import math
+
+
+def wilson_interval(correct: int, n: int, z: float = 1.96) -> tuple[float, float]:
+    """The score interval of a proportion: where it lies, after `correct` of `n`, with 95 % confidence for z = 1.96.
+
+    Its ends are (p + z^2 / 2n -+ z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n) for p = correct / n.
+    """
+    if n < 1 or not 0 <= correct <= n:
+        raise ValueError(f"correct is {correct!r} and n is {n!r}; n must be at least 1 and correct from 0 to n")
+    share, spread = correct / n, z * z / n
+    center = (share + spread / 2) / (1 + spread)
+    half = z / (1 + spread) * math.sqrt(share * (1 - share) / n + spread / (4 * n))
+    # The ends are exact at 0 and 1, where rounding might leave them a hair away.
+    low = 0.0 if correct == 0 else center - half
+    high = 1.0 if correct == n else center + half
+    return low, high

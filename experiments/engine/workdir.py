@@ -1,0 +1,161 @@
+"""The work dir of a run: whose it is, and files that are whole or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+from experiments.engine.config import RunConfig, from_json
+from experiments.engine.errors import EngineError, disk_errors
+from experiments.engine.parallel import is_main_process
+
+CONFIG, METRICS, RESULTS, CHECKPOINTS, LOCK = "config.json", "metrics.jsonl", "results.json", "checkpoints", ".lock"
+
+
+def versions() -> dict[str, str]:
+    """Versions of what a result depends on."""
+    names = {"jax": "jax", "flax": "flax", "project": "elsaa-jax"}
+    found = {"python": platform.python_version()}
+    for name, package in names.items():
+        try:
+            found[name] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:  # run from a source tree
+            found[name] = "not installed"
+    return found
+
+
+def write_json(path: pathlib.Path, value: Any) -> None:
+    """Writes a file that is at any moment the old one or the new one; on the main process alone."""
+    write_text(path, json.dumps(value, indent=2, default=lambda scalar: scalar.item()) + "\n")
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """As `write_json`, for text."""
+    if not is_main_process():
+        return
+    partial = path.with_name(f".{path.name}.partial")
+    with disk_errors(path):
+        with partial.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+
+
+def read_json(path: pathlib.Path) -> Any:
+    """The value of a file; None where there is no file."""
+    with disk_errors(path):
+        try:
+            return json.loads(path.read_text())
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise EngineError(f"{path} is damaged (it is not JSON); restore it, or take another --workdir") from error
+
+
+def normal(config: RunConfig) -> Any:
+    """The config as it is read back from a file."""
+    return json.loads(json.dumps(config.to_json()))
+
+
+def stored_config(workdir: pathlib.Path) -> dict[str, Any] | None:
+    """The content of config.json, None where the work dir is new; refuses what another program has put there."""
+    stored = read_json(workdir / CONFIG)
+    if stored is None:
+        for name in (CHECKPOINTS, METRICS, RESULTS):
+            if (workdir / name).exists():
+                raise EngineError(
+                    f"{workdir} has {name} but no {CONFIG}, so it is not the work dir of a run; take another --workdir"
+                )
+        return None
+    if not isinstance(stored, dict) or not isinstance(stored.get("config"), dict):
+        raise EngineError(f"{workdir / CONFIG} is not that of a run; restore it, or take another --workdir")
+    return stored
+
+
+def stored_task(workdir: pathlib.Path, classes: Sequence[type]) -> Any:
+    """The task of the run of a work dir, made of these classes."""
+    stored = stored_config(workdir)
+    if stored is None:
+        raise EngineError(f"{workdir} is not the work dir of a run; train first, or take another one")
+    try:
+        return from_json(stored["config"]["task"], classes)
+    except (KeyError, TypeError, ValueError) as error:
+        raise EngineError(f"{workdir / CONFIG} is that of another experiment or version; take another one") from error
+
+
+def check_same(config: RunConfig, stored: dict[str, Any], workdir: pathlib.Path) -> None:
+    """Raises EngineError where the work dir belongs to another config."""
+    difference = first_difference(stored["config"], normal(config))
+    if difference is not None:
+        name, old, new = difference
+        raise EngineError(
+            f"{workdir} belongs to a run with {name} = {old}, and here {name} = {new}; take another --workdir"
+        )
+
+
+def first_difference(old: Any, new: Any, name: str = "") -> tuple[str, str, str] | None:
+    """The name of the first field that differs, with both values; None where all are equal."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*new, *(key for key in old if key not in new)]:
+            inner = f"{name}.{key}" if name else key
+            if key not in old or key not in new:
+                return inner, _shown(old, key), _shown(new, key)
+            difference = first_difference(old[key], new[key], inner)
+            if difference is not None:
+                return difference
+        return None
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        differences = (
+            first_difference(*pair, f"{name}[{index}]") for index, pair in enumerate(zip(old, new, strict=True))
+        )
+        return next((difference for difference in differences if difference is not None), None)
+    return None if old == new else (name, json.dumps(old), json.dumps(new))
+
+
+def _shown(fields: dict[str, Any], key: str) -> str:
+    return json.dumps(fields[key]) if key in fields else "(absent)"
+
+
+def claim(config: RunConfig, workdir: pathlib.Path) -> None:
+    """Makes the work dir that of this config, or checks that it is."""
+    stored = stored_config(workdir)
+    if stored is not None:
+        check_same(config, stored, workdir)
+    else:
+        write_json(workdir / CONFIG, {"config": config.to_json(), "versions": versions()})
+
+
+@contextlib.contextmanager
+def locked(workdir: pathlib.Path) -> Iterator[None]:
+    """Makes the directory, and keeps a second run out of it for as long as this one lives."""
+    with disk_errors(workdir):
+        workdir.mkdir(parents=True, exist_ok=True)
+        lock = (workdir / LOCK).open("a") if is_main_process() else None
+    if lock is None:
+        yield
+        return
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise EngineError(
+                f"another run is at work in {workdir}; wait for its end, or take another --workdir"
+            ) from error
+        except OSError:  # A file system without locks: the user has to see to it.
+            pass
+        yield
+
+
+def local_variables(tree: Any) -> Any:
+    """Arrays on the first device of this process."""
+    return jax.device_put(tree, jax.local_devices()[0])

@@ -1,0 +1,49 @@
+"""What several tests of the engine share."""
+
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+
+from experiments.engine.checkpoints import Checkpoints
+from experiments.engine.step import init_state
+from experiments.engine.workdir import normal
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def python(*arguments, wait=True):
+    """A program of the tests in a process of its own, with the devices of this one."""
+    process = subprocess.Popen(
+        [sys.executable, *map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    if wait:
+        process.out, process.err = process.communicate(timeout=120)
+    return process
+
+
+def last_state(config, workdir):
+    checkpoints = Checkpoints(workdir / "checkpoints")
+    shapes = jax.eval_shape(lambda: init_state(config))
+    state = checkpoints.restore_state(checkpoints.last, shapes, normal(config))
+    checkpoints.close()
+    return state
+
+
+def assert_same_bits(one, other):
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def assert_close(one, other, tolerance=1e-5):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance), one, other)
+
+
+def snapshot(path):
+    """Every file below a directory, with its content; the lock is empty and of no matter."""
+    return {
+        str(file.relative_to(path)): file.read_bytes()
+        for file in path.rglob("*")
+        if file.is_file() and file.name != ".lock"
+    }

@@ -1,0 +1,153 @@
+"""The main job in small: its table, its files, its model, its errors; and, as a slow test, in full."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from elsaa_jax import ElsaaConfig, RaceConfig, SortLshConfig
+from experiments import needle, niah
+from experiments.engine.models import Decoder, ModelConfig, stretch
+from experiments.haystack import VOCABULARY, make_examples
+from tests.compilation import optimized
+
+SMALL = ["--attention", "exact", "--steps", "3", "--batch-size", "2", "--length", "512", "--examples", "32"]
+COLUMNS = {
+    "attention",
+    "seed",
+    "train_length",
+    "length",
+    "depth",
+    "distractors",
+    "accuracy",
+    "n",
+    "low",
+    "high",
+    "seconds_per_example",
+}
+
+
+def run(workdir, *flags):
+    return niah.run(niah.make_parser().parse([*SMALL, "--workdir", str(workdir), *flags]))
+
+
+def test_the_whole_job_in_small(tmp_path, capsys):
+    rows = run(tmp_path)
+    assert [row["length"] for row in rows] == [512]
+    for row in rows:
+        assert set(row) >= COLUMNS
+        assert row["n"] == 32
+        assert 0 <= row["low"] <= row["accuracy"] <= row["high"] <= 1
+        assert sum(part["n"] for part in row["by_depth"]) == 32
+    stored = json.loads((tmp_path / "results.json").read_text())
+    assert stored["rows"] == rows
+    assert set(stored) == {"config", "versions", "rows"}
+    assert "| exact" in capsys.readouterr().out
+
+    logits = niah.load(tmp_path, "exact")
+    examples = make_examples(np.random.default_rng(0), 2, 100)
+    out = logits(examples.tokens)
+    chex.assert_shape(out, (2, VOCABULARY))
+    assert np.ptp(out) > 0
+
+    # Done is done; and the same model answers other questions.
+    assert run(tmp_path, "--eval-only") == rows
+    more = run(tmp_path, "--eval-only", "--resume", "--depths", "0.05,0.95", "--distractors", "4")
+    assert [(row["depth"], row["distractors"]) for row in more] == [(0.05, 4), (0.95, 4)]
+
+
+def test_a_length_that_does_not_fit_is_not_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(needle, "free_bytes", lambda: 10)
+    rows = run(tmp_path)
+    assert all(row["accuracy"] is None and row["n"] == 0 for row in rows)
+    assert "GiB are free" in rows[0]["skipped"]
+    assert "GiB are free" in capsys.readouterr().out
+
+
+def test_every_method_has_a_model():
+    for method in needle.METHODS:
+        task = needle.Niah(method, niah.CONFIG, ModelConfig(), 0, 1024)
+        shapes = jax.eval_shape(task.init, jax.random.key(0))
+        sizes = {x.size for x in jax.tree.leaves(shapes["params"])}
+        assert 64 * VOCABULARY in sizes
+    paper = niah.run_config(niah.make_parser().parse(["--preset", "paper"]), "elsaa")
+    assert paper.task.model.config.sparse.pairing == "rank"
+    assert paper.train.total_steps == 5880
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--length", "100"], "argument --length: '100' is not an integer >= 512"),
+        (["--attention", "linear"], "'linear' is not known"),
+        (["--depths", "0.5,2"], "'0.5,2' is no list of numbers from 0.05 to 0.95"),
+        (["--positions", "alibi"], "invalid choice: 'alibi'"),
+        (["--nothing"], "unrecognized arguments: --nothing"),
+    ],
+)
+def test_bad_flags(flags, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        niah.make_parser().parse(flags)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_lengths():
+    assert niah.lengths_up_to(4096) == (512, 1024, 2048, 4096)
+    assert niah.lengths_up_to(3000) == (512, 1024, 2048, 3000)
+    assert niah.lengths_up_to(512) == (512,)
+
+
+@pytest.mark.parametrize("positions", ["none", "learned", "rope"])
+def test_the_decoder_reads_its_last_positions(positions):
+    config = ElsaaConfig(race=RaceConfig(chunk_size=16), sparse=SortLshConfig(num_bits=4, block_size=8), short_conv=3)
+    model = Decoder(
+        ModelConfig(width=16, num_heads=2, mlp_width=32, positions=positions, num_positions=30), 20, "elsaa", config
+    )
+    tokens = jax.random.randint(jax.random.key(0), (2, 50), 0, 20)
+    variables = model.init(jax.random.key(1), tokens)
+    whole = jax.jit(model.apply)(variables, tokens)
+    last = jax.jit(lambda v, t: model.apply(v, t, 3))(variables, tokens)
+    chex.assert_shape(last, (2, 3, 20))
+    chex.assert_trees_all_close(last, whole[:, -3:], atol=1e-5)
+
+
+def test_learned_positions_are_stretched():
+    table = jnp.arange(5.0)[:, None]
+    np.testing.assert_allclose(stretch(table, 3)[:, 0], [0, 1, 2])
+    np.testing.assert_allclose(stretch(table, 9)[:, 0], np.arange(9) / 2, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_main_job(tmp_path):
+    """The README's command, in about ten minutes, and what must hold of its model."""
+    command = [sys.executable, "-m", "experiments.niah", "--length", "65536", "--workdir", str(tmp_path)]
+    root = pathlib.Path(niah.__file__).parents[1]
+    subprocess.run(command, check=True, cwd=root, env=os.environ | {"XLA_FLAGS": ""})
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert [row["length"] for row in rows] == [512 << i for i in range(8)]
+    for row in rows:
+        assert row["accuracy"] >= 0.99, row
+        assert row["n"] >= (500 if row["length"] <= 4096 else 100), row
+    assert_strictly_causal(tmp_path)
+
+
+def assert_strictly_causal(workdir):
+    """Other tokens after a place change no bit up to it."""
+    task, variables = niah.load_task(workdir, "elsaa")
+    tokens = make_examples(np.random.default_rng(0), 2, 1024).tokens
+    logits = optimized(lambda t: task.model.apply(variables, t))
+    before = logits(tokens)
+    for place in (0, 300, 700, 1022):
+        changed = tokens.copy()
+        changed[:, place + 1 :] = (changed[:, place + 1 :] + 7) % VOCABULARY
+        np.testing.assert_array_equal(before[:, : place + 1], logits(changed)[:, : place + 1])
