@@ -62,7 +62,12 @@ TRAINING = TrainConfig(
     stages=(NiahStage(250, 64, 32, 8, 8), NiahStage(150, 256, 16, 16, 16), NiahStage(30, 1024, 8, 8, 8)),
 )
 PAPER_TRAINING = TrainConfig(
-    stages=(NiahStage(5880, 1024, 1024),), learning_rate=3e-4, warmup_steps=118, final_fraction=0.0, b2=0.999
+    stages=(NiahStage(5880, 1024, 1024),),
+    learning_rate=3e-4,
+    warmup_steps=118,
+    decay="linear",
+    final_fraction=0.0,
+    b2=0.999,
 )
 
 

@@ -44,7 +44,8 @@ class TrainConfig:
       stages: the length curriculum, in order.
       learning_rate: its peak.
       warmup_steps: of the linear warm-up; at most half of all steps are used for it.
-      final_fraction: of the peak, reached by a cosine at the end.
+      decay: from the peak to the end, "cosine" or "linear".
+      final_fraction: of the peak, reached at the end.
       b1: decay of the first moment of AdamW.
       b2: decay of its second moment.
       weight_decay: of AdamW, on all parameters.
@@ -61,6 +62,7 @@ class TrainConfig:
     stages: tuple[Stage, ...]
     learning_rate: float = 3e-3
     warmup_steps: int = 30
+    decay: Literal["cosine", "linear"] = "cosine"
     final_fraction: float = 0.05
     b1: float = 0.9
     b2: float = 0.98
@@ -82,6 +84,7 @@ class TrainConfig:
             check_instance(f"TrainConfig.stages[{index}]", stage, Stage)
         check_number("TrainConfig.learning_rate", self.learning_rate, 0.0, open_low=True)
         check_int("TrainConfig.warmup_steps", self.warmup_steps, 0)
+        check_choice("TrainConfig.decay", self.decay, ("cosine", "linear"))
         check_number("TrainConfig.final_fraction", self.final_fraction, 0.0, 1.0)
         for name in ("b1", "b2"):
             check_number(f"TrainConfig.{name}", getattr(self, name), 0.0, math.nextafter(1.0, 0.0))

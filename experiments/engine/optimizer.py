@@ -1,4 +1,4 @@
-"""The optimiser: AdamW behind a clipped gradient, with warm-up and a cosine."""
+"""The optimiser: AdamW behind a clipped gradient, with warm-up and decay."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from experiments.engine.config import TrainConfig
 
 
 def learning_rate(config: TrainConfig) -> optax.Schedule:
-    """The rate after a number of steps: linear from peak / (w + 1) to the peak at step w, then a cosine to the end."""
+    """The rate after a number of steps: linear from peak / (w + 1) to the peak at step w, then down to the end."""
     warmup = min(config.warmup_steps, config.total_steps // 2)
-    peak = config.learning_rate
-    return optax.warmup_cosine_decay_schedule(
-        init_value=peak / (warmup + 1),
-        peak_value=peak,
-        warmup_steps=warmup,
-        decay_steps=config.total_steps,
-        end_value=config.final_fraction * peak,
-    )
+    rest, peak = config.total_steps - warmup, config.learning_rate
+    if config.decay == "cosine":
+        decay = optax.cosine_decay_schedule(peak, rest, alpha=config.final_fraction)
+    else:
+        decay = optax.linear_schedule(peak, config.final_fraction * peak, rest)
+    return optax.join_schedules([optax.linear_schedule(peak / (warmup + 1), peak, max(1, warmup)), decay], [warmup])
 
 
 def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:

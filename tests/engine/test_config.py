@@ -19,6 +19,7 @@ from tests.engine.toy import STAGES, ToyTask, toy_config
         ("stages", [STAGES[0]], "must be a tuple"),
         ("stages", (STAGES[0], 3), "must be a Stage"),
         ("learning_rate", 0.0, "finite number > 0"),
+        ("decay", "step", "one of"),
         ("learning_rate", float("nan"), "finite number > 0"),
         ("warmup_steps", -1, "integer >= 0"),
         ("final_fraction", 1.5, ">= 0.0 and <= 1"),

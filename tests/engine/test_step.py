@@ -108,3 +108,10 @@ def test_a_short_run_has_a_short_warm_up():
     rate = learning_rate(toy_config(stages=STAGES[:1], learning_rate=1.0, warmup_steps=30).train)
     with jax.numpy_dtype_promotion("standard"):
         assert float(rate(2)) == 1.0
+
+
+def test_learning_rate_can_fall_in_a_line():
+    rate = learning_rate(toy_config(learning_rate=1.0, warmup_steps=3, decay="linear", final_fraction=0.0).train)
+    total = toy_config().train.total_steps
+    np.testing.assert_allclose([rate(0), rate(3), rate(total)], [0.25, 1.0, 0.0], atol=1e-6)
+    np.testing.assert_allclose(rate(3 + (total - 3) / 2), 0.5, atol=1e-6)
