@@ -59,7 +59,8 @@ PAPER_SIZES = ModelConfig(
 
 
 TRAINING = TrainConfig(
-    stages=(NiahStage(250, 64, 32, 8, 8), NiahStage(150, 256, 16, 16, 16), NiahStage(30, 1024, 8, 8, 8)),
+    stages=(NiahStage(300, 64, 32, 8, 8), NiahStage(250, 256, 16, 16, 16), NiahStage(50, 1024, 8, 8, 8)),
+    learning_rate=6e-3,
 )
 PAPER_TRAINING = TrainConfig(
     stages=(NiahStage(5880, 1024, 1024),),
