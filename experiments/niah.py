@@ -27,7 +27,7 @@ from experiments.engine.models import ModelConfig
 from experiments.engine.parallel import is_main_process
 from experiments.engine.run import load_variables, train_and_evaluate
 from experiments.engine.table import format_table
-from experiments.engine.workdir import stored_task, versions, write_json
+from experiments.engine.workdir import RESULTS, read_json, stored_task, versions, write_json
 from experiments.haystack import DEPTHS, NUM_VALUES
 from experiments.needle import METHODS, Evaluation, Niah, NiahStage, last_logits
 
@@ -95,6 +95,7 @@ def make_parser() -> cli.Parser:
     parser = cli.Parser("Needle in a haystack: how far does retrieval reach?", tuple(METHODS), default="elsaa")
     add = parser.add_argument
     add("--length", type=cli.integer(SHORTEST), default=65536, help="longest of the evaluation")
+    add("--lengths", type=_lengths, help="of the evaluation, instead of all up to --length")
     add("--examples", type=cli.integer(1), help="of each length; default: 500 up to 4,096 tokens, fewer beyond")
     add("--needles", type=cli.integer(1), default=1, help="in each example of the evaluation; one is asked")
     add("--distractors", type=cli.integer(0), default=0, help="further needles, which are never asked")
@@ -102,6 +103,10 @@ def make_parser() -> cli.Parser:
     add("--positions", choices=("none", "learned", "rope"), help="of the model; default: none, or the preset's")
     add("--preset", choices=("default", "paper"), default="default", help="paper: its model and training, for a GPU")
     return parser
+
+
+def _lengths(text: str) -> tuple[int, ...]:
+    return tuple(cli.integer(SHORTEST)(part) for part in text.split(","))
 
 
 def _depths(text: str) -> tuple[float, ...]:
@@ -134,7 +139,11 @@ def run_config(arguments: argparse.Namespace, method: str) -> RunConfig:
         accumulate=arguments.accumulate,
     )
     evaluation = Evaluation(
-        lengths_up_to(arguments.length), arguments.examples, arguments.needles, arguments.distractors, arguments.depths
+        arguments.lengths or lengths_up_to(arguments.length),
+        arguments.examples,
+        arguments.needles,
+        arguments.distractors,
+        arguments.depths,
     )
     train_length = max(stage.length for stage in train.stages)
     return RunConfig(Niah(method, config, sizes, arguments.seed, train_length, evaluation), train)
@@ -144,28 +153,35 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Trains and evaluates every method, and reports."""
     workdir = arguments.workdir or pathlib.Path("runs/niah")
     configs = {method: run_config(arguments, method) for method in arguments.attention}
-    lengths = lengths_up_to(arguments.length)
+    task = next(iter(configs.values())).task
     say = print if is_main_process() else lambda *_: None
     say(
         f"needle in a haystack: {', '.join(configs)}; seed {arguments.seed}; trained up to "
-        f"{max(config.task.train_length for config in configs.values()):,} tokens, evaluated from {lengths[0]:,} to "
-        f"{lengths[-1]:,}; all goes to {workdir}"
+        f"{task.train_length:,} tokens, evaluated at {', '.join(f'{n:,}' for n in task.evaluation.lengths)}; all "
+        f"goes to {workdir}"
     )
     rows = []
     for method, config in configs.items():
         directory = workdir / method
         rows += train_and_evaluate(config, directory, resume=arguments.resume, eval_only=arguments.eval_only)
     if is_main_process():
-        report(rows, workdir, {method: config.to_json() for method, config in configs.items()})
+        say(format_rows(rows))
+        files = write_report(workdir)
+        say(f"\n{', '.join(map(str, files))}")
+        if len(files) == 1:
+            say('no pictures without matplotlib: pip install -e ".[data]"')
     return rows
 
 
-def report(rows: list[dict[str, Any]], workdir: pathlib.Path, configs: dict[str, Any]) -> None:
-    """Prints the table, and writes results.json and the pictures."""
-    write_json(workdir / "results.json", {"config": configs, "versions": versions(), "rows": rows})
-    print(format_rows(rows))
-    anywhere = [row for row in rows if row["n"] and row["depth"] is None]
-    drawn = []
+def write_report(workdir: pathlib.Path) -> list[pathlib.Path]:
+    """Writes results.json and the pictures, of all that was ever evaluated in the work dir; returns their paths."""
+    stored = {method: read_json(workdir / method / RESULTS) for method in METHODS}
+    stored = {method: results for method, results in stored.items() if results is not None}
+    rows = [row for results in stored.values() for row in results["rows"]]
+    configs = {method: results["config"] for method, results in stored.items()}
+    write_json(workdir / RESULTS, {"config": configs, "versions": versions(), "rows": rows})
+    anywhere = [row for row in rows if row["n"] and row["depth"] is None and not row["distractors"]]
+    written = [workdir / RESULTS]
     if anywhere:
         curves: dict[str, list[tuple[int, float, float, float]]] = {}
         for row in anywhere:
@@ -173,14 +189,13 @@ def report(rows: list[dict[str, Any]], workdir: pathlib.Path, configs: dict[str,
             curves.setdefault(row["attention"], []).append(point)
         path, trained = workdir / "accuracy.png", anywhere[0]["train_length"]
         if pictures.accuracy_over_length(path, curves, trained=trained, chance=1 / NUM_VALUES):
-            drawn.append(path)
+            written.append(path)
     for method in dict.fromkeys(row["attention"] for row in rows):
-        cells = depth_cells([row for row in rows if row["attention"] == method])
+        cells = depth_cells([row for row in rows if row["attention"] == method and not row["distractors"]])
         path = workdir / f"depths_{method}.png"
         if cells and pictures.heat_map(path, cells, title=f"{method}: accuracy"):
-            drawn.append(path)
-    names = ", ".join(str(path) for path in drawn) or 'no pictures without matplotlib (pip install -e ".[data]")'
-    print(f"\n{workdir / 'results.json'}, {names}")
+            written.append(path)
+    return written
 
 
 def depth_cells(rows: Sequence[dict[str, Any]]) -> dict[tuple[int, float], float]:

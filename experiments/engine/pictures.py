@@ -62,7 +62,8 @@ def heat_map(path: pathlib.Path, cells: Mapping[tuple[int, float], float], *, ti
     for row, line in enumerate(values):
         for column, value in enumerate(line):
             if value == value:  # not NaN
-                axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize="small")
+                color = "black" if 0.15 < value < 0.85 else "white"
+                axes.text(column, row, f"{value:.2f}", ha="center", va="center", fontsize="small", color=color)
     axes.set(title=title, xlabel="tokens", ylabel="depth of the needle")
     axes.set_xticks(range(len(lengths)), [_short(length) for length in lengths])
     axes.set_yticks(range(len(depths)), [f"{100 * depth:.0f} %" for depth in depths])

@@ -14,6 +14,7 @@ import pytest
 
 from elsaa_jax import ElsaaConfig, RaceConfig, SortLshConfig
 from experiments import needle, niah
+from experiments.engine.errors import EngineError
 from experiments.engine.models import Decoder, ModelConfig, stretch
 from experiments.haystack import VOCABULARY, make_examples
 from tests.compilation import optimized
@@ -38,36 +39,48 @@ def run(workdir, *flags):
     return niah.run(niah.make_parser().parse([*SMALL, "--workdir", str(workdir), *flags]))
 
 
-def test_the_whole_job_in_small(tmp_path, capsys):
-    rows = run(tmp_path)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("niah")
+    return workdir, run(workdir)
+
+
+def test_the_whole_job_in_small(trained, capsys):
+    workdir, rows = trained
     assert [row["length"] for row in rows] == [512]
     for row in rows:
         assert set(row) >= COLUMNS
         assert row["n"] == 32
         assert 0 <= row["low"] <= row["accuracy"] <= row["high"] <= 1
         assert sum(part["n"] for part in row["by_depth"]) == 32
-    stored = json.loads((tmp_path / "results.json").read_text())
+    stored = json.loads((workdir / "results.json").read_text())
     assert stored["rows"] == rows
     assert set(stored) == {"config", "versions", "rows"}
-    assert "| exact" in capsys.readouterr().out
-
-    logits = niah.load(tmp_path, "exact")
-    examples = make_examples(np.random.default_rng(0), 2, 100)
-    out = logits(examples.tokens)
-    chex.assert_shape(out, (2, VOCABULARY))
-    assert np.ptp(out) > 0
 
     # Done is done; and the same model answers other questions.
-    assert run(tmp_path, "--eval-only") == rows
-    more = run(tmp_path, "--eval-only", "--resume", "--depths", "0.05,0.95", "--distractors", "4")
+    assert run(workdir, "--eval-only") == rows
+    assert "| exact" in capsys.readouterr().out
+    more = run(workdir, "--eval-only", "--resume", "--depths", "0.05,0.95", "--distractors", "4")
     assert [(row["depth"], row["distractors"]) for row in more] == [(0.05, 4), (0.95, 4)]
+    assert json.loads((workdir / "results.json").read_text())["rows"] == rows + more
+    assert {"accuracy.png", "depths_exact.png"} <= {path.name for path in workdir.iterdir()}
 
 
-def test_a_length_that_does_not_fit_is_not_run(tmp_path, monkeypatch, capsys):
+def test_a_trained_model_can_be_loaded(trained):
+    logits = niah.load(trained[0], "exact")
+    out = logits(make_examples(np.random.default_rng(0), 2, 100).tokens)
+    chex.assert_shape(out, (2, VOCABULARY))
+    assert np.ptp(out) > 0
+    with pytest.raises(EngineError, match="race is not the work dir of a run; train first"):
+        niah.load(trained[0], "race")
+
+
+def test_a_length_that_does_not_fit_is_not_run(trained, monkeypatch, capsys):
     monkeypatch.setattr(needle, "free_bytes", lambda: 10)
-    rows = run(tmp_path)
-    assert all(row["accuracy"] is None and row["n"] == 0 for row in rows)
-    assert "GiB are free" in rows[0]["skipped"]
+    (row,) = run(trained[0], "--distractors", "1")
+    assert row["accuracy"] is None
+    assert row["n"] == 0
+    assert "GiB are free" in row["skipped"]
     assert "GiB are free" in capsys.readouterr().out
 
 
@@ -86,6 +99,7 @@ def test_every_method_has_a_model():
     ("flags", "message"),
     [
         (["--length", "100"], "argument --length: '100' is not an integer >= 512"),
+        (["--lengths", "512,10"], "argument --lengths: '10' is not an integer >= 512"),
         (["--attention", "linear"], "'linear' is not known"),
         (["--depths", "0.5,2"], "'0.5,2' is no list of numbers from 0.05 to 0.95"),
         (["--positions", "alibi"], "invalid choice: 'alibi'"),
@@ -105,13 +119,16 @@ def test_lengths():
     assert niah.lengths_up_to(4096) == (512, 1024, 2048, 4096)
     assert niah.lengths_up_to(3000) == (512, 1024, 2048, 3000)
     assert niah.lengths_up_to(512) == (512,)
+    config = niah.run_config(niah.make_parser().parse(["--lengths", "1000,65536"]), "elsaa")
+    assert config.task.evaluation.lengths == (1000, 65536)
+    assert config.task.evaluations()[1]["examples"] == 100
 
 
-@pytest.mark.parametrize("positions", ["none", "learned", "rope"])
-def test_the_decoder_reads_its_last_positions(positions):
+@pytest.mark.parametrize(("positions", "attention"), [("none", "elsaa"), ("learned", "exact"), ("rope", "exact")])
+def test_the_decoder_reads_its_last_positions(positions, attention):
     config = ElsaaConfig(race=RaceConfig(chunk_size=16), sparse=SortLshConfig(num_bits=4, block_size=8), short_conv=3)
     model = Decoder(
-        ModelConfig(width=16, num_heads=2, mlp_width=32, positions=positions, num_positions=30), 20, "elsaa", config
+        ModelConfig(width=16, num_heads=2, mlp_width=32, positions=positions, num_positions=30), 20, attention, config
     )
     tokens = jax.random.randint(jax.random.key(0), (2, 50), 0, 20)
     variables = model.init(jax.random.key(1), tokens)
