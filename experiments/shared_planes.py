@@ -38,13 +38,8 @@ import numpy as np
 import optax
 
 from elsaa_jax import ELSAA, ElsaaConfig, FusionConfig, RaceConfig, SortLshConfig
-
-NUM_FILLER, NUM_KEYS, NUM_VALUES = 50, 64, 64
-FIRST_KEY = NUM_FILLER
-FIRST_VALUE = FIRST_KEY + NUM_KEYS
-SEPARATOR = FIRST_VALUE + NUM_VALUES
-VOCABULARY = SEPARATOR + 1
-DEPTHS = (0.05, 0.95)
+from experiments.engine.stats import wilson_interval
+from experiments.haystack import VOCABULARY, make_examples
 
 WIDTH, HEADS, MLP_WIDTH, LAYERS = 64, 4, 128, 2
 LEARNING_RATE, WARM_UP_STEPS, REPORT_EVERY = 3e-3, 30, 20
@@ -126,21 +121,8 @@ class Model(nn.Module):
 
 def make_batch(rng: np.random.Generator, batch: int, length: int, needles: int) -> tuple[np.ndarray, np.ndarray]:
     """Tokens (batch, length), and the answers (batch, needles) to the `SEP KEY` pairs at their end."""
-
-    def choose(count: int) -> np.ndarray:
-        return rng.permuted(np.tile(np.arange(count), (batch, 1)), axis=1)[:, :needles]
-
-    body = length - 2 * needles
-    first, last = (math.ceil(depth * body) for depth in DEPTHS)
-    tokens = rng.integers(NUM_FILLER, size=(batch, length))
-    keys = FIRST_KEY + choose(NUM_KEYS)
-    values = FIRST_VALUE + rng.integers(NUM_VALUES, size=(batch, needles))
-    places = first + 2 * choose((last - first) // 2) + rng.integers(2, size=(batch, 1))
-    np.put_along_axis(tokens, places, keys, axis=1)
-    np.put_along_axis(tokens, places + 1, values, axis=1)
-    tokens[:, body::2] = SEPARATOR
-    tokens[:, body + 1 :: 2] = keys
-    return tokens, values
+    examples = make_examples(rng, batch, length, needles=needles, queries=needles)
+    return examples.tokens, examples.answers
 
 
 def make_optimizer(steps: int) -> optax.GradientTransformation:
@@ -223,14 +205,6 @@ def run_seed(seed: int, branch_dropout: float, steps: int, max_length: int, exam
             score = evaluate(cell, params, hashes, seed, length, count)
             log(f"length {length}: {score.correct} of {score.examples} right")
             yield score
-
-
-def wilson_interval(correct: int, examples: int, z: float = 1.96) -> tuple[float, float]:
-    """The 95 % score interval of a proportion."""
-    share, spread = correct / examples, z * z / examples
-    center = (share + spread / 2) / (1 + spread)
-    half = z / (1 + spread) * math.sqrt(share * (1 - share) / examples + spread / (4 * examples))
-    return max(0.0, center - half), min(1.0, center + half)
 
 
 def format_table(scores: Sequence[Score]) -> str:
