@@ -42,7 +42,7 @@ def elsaa_attention(
       lsh_planes: (bits, H) or (K, bits, H). None: the first `config.sparse.num_bits` of the race
         planes, taken table after table (shared planes).
       config: the branches and the fusion. What concerns a layer alone has no part here: lambda's
-        kind and start, gates, branch dropout, `share_planes`, the number of planes, `short_conv`.
+        kind and start, gates, branch dropout, `share_planes`, the number of planes, `short_conv`, `rotary_base`.
       lam: lambda of the multiplier, broadcast to (B, T, N).
       gate_sparse: gate of the sparse branch, broadcast to (B, T, N).
       gate_low_rank: gate of the low-rank branch, broadcast to (B, T, N).
