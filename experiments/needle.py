@@ -67,6 +67,7 @@ METHODS: dict[str, tuple[AttentionKind, Callable[[ElsaaConfig], ElsaaConfig]]] =
     "sort_lsh_race": ("sort_lsh_race", _ablation()),
     "elsaa_rank": ("elsaa", _ablation(sparse__pairing="rank")),
     "elsaa_own_planes": ("elsaa", _ablation(share_planes=False)),
+    "elsaa_no_dropout": ("elsaa", _ablation(fusion__branch_dropout_rate=0.0)),
     "elsaa_mean": ("elsaa", _ablation(fusion__mass_scale="mean")),
 }
 
@@ -217,11 +218,15 @@ def last_logits(model: Decoder, variables: dict[str, Any], tokens: jax.Array) ->
     return models.apply(model, variables, tokens, 1)[:, 0]
 
 
+def _batch_size(length: int) -> int:
+    return max(1, TOKENS_AT_A_TIME // length)
+
+
 @functools.cache
 def _program(model: Decoder, length: int) -> jax.stages.Compiled:
     """`last_logits` for a batch of examples of one length, compiled."""
     shapes = jax.eval_shape(lambda: models.init(model, jax.random.key(0)))
-    tokens = jax.ShapeDtypeStruct((max(1, TOKENS_AT_A_TIME // length), length), jnp.int32)
+    tokens = jax.ShapeDtypeStruct((_batch_size(length), length), jnp.int32)
     return last_logits.lower(model, shapes, tokens).compile()
 
 
@@ -236,7 +241,7 @@ def _ask(
     depth: float | None = None,
 ) -> Asked:
     """Asks for one needle in each of at least `examples` examples."""
-    size, program = max(1, TOKENS_AT_A_TIME // length), _program(model, length)
+    size, program = _batch_size(length), _program(model, length)
     correct, depths, seconds = [], [], []
     for _ in range(math.ceil(examples / size)):
         batch = make_examples(rng, size, length, needles=needles, depth=depth)

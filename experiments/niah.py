@@ -154,22 +154,22 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     workdir = arguments.workdir or pathlib.Path("runs/niah")
     configs = {method: run_config(arguments, method) for method in arguments.attention}
     task = next(iter(configs.values())).task
-    say = print if is_main_process() else lambda *_: None
-    say(
-        f"needle in a haystack: {', '.join(configs)}; seed {arguments.seed}; trained up to "
-        f"{task.train_length:,} tokens, evaluated at {', '.join(f'{n:,}' for n in task.evaluation.lengths)}; all "
-        f"goes to {workdir}"
-    )
+    if is_main_process():
+        print(
+            f"needle in a haystack: {', '.join(configs)}; seed {arguments.seed}; trained up to "
+            f"{task.train_length:,} tokens, evaluated at {', '.join(f'{n:,}' for n in task.evaluation.lengths)}; all "
+            f"goes to {workdir}"
+        )
     rows = []
     for method, config in configs.items():
         directory = workdir / method
         rows += train_and_evaluate(config, directory, resume=arguments.resume, eval_only=arguments.eval_only)
     if is_main_process():
-        say(format_rows(rows))
+        print(format_rows(rows))
         files = write_report(workdir)
-        say(f"\n{', '.join(map(str, files))}")
+        print(f"\n{', '.join(map(str, files))}")
         if len(files) == 1:
-            say('no pictures without matplotlib: pip install -e ".[data]"')
+            print('no pictures without matplotlib: pip install -e ".[data]"')
     return rows
 
 

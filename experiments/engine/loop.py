@@ -16,11 +16,11 @@ from experiments.engine.config import RunConfig
 from experiments.engine.due import Due
 from experiments.engine.errors import EngineError
 from experiments.engine.metrics import MetricsWriter
-from experiments.engine.parallel import Parallel, any_process
+from experiments.engine.parallel import Parallel, any_process, local_variables
 from experiments.engine.progress import Progress
 from experiments.engine.signals import Stop, StopSignals
 from experiments.engine.step import TrainState, init_state, make_batch, make_step
-from experiments.engine.workdir import METRICS, local_variables, normal
+from experiments.engine.workdir import METRICS, normal
 
 
 def start_state(config: RunConfig, checkpoints: Checkpoints) -> TrainState:

@@ -137,6 +137,11 @@ def wait_for_all(name: str) -> None:
         multihost_utils.sync_global_devices(name)
 
 
+def local_variables(tree: Any) -> Any:
+    """Arrays on the first device of this process."""
+    return jax.device_put(tree, jax.local_devices()[0])
+
+
 def _put(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
     array = np.asarray(array)
     array = array.astype(jax.dtypes.canonicalize_dtype(array.dtype), copy=False)

@@ -15,12 +15,12 @@ from experiments.engine.checkpoints import Checkpoints
 from experiments.engine.config import RunConfig
 from experiments.engine.errors import EngineError
 from experiments.engine.loop import train_loop
-from experiments.engine.parallel import check_batch_size, is_main_process, make_parallel, wait_for_all
+from experiments.engine.parallel import check_batch_size, is_main_process, local_variables, make_parallel, wait_for_all
 from experiments.engine.progress import Progress
 from experiments.engine.results import Results, Rows
 from experiments.engine.signals import Stop, StopSignals, stop_at_once
 from experiments.engine.task import Task, Variables
-from experiments.engine.workdir import CHECKPOINTS, check_same, claim, local_variables, locked, stored_config, versions
+from experiments.engine.workdir import CHECKPOINTS, check_same, claim, locked, stored_config, versions
 
 Path = str | os.PathLike[str]
 

@@ -12,8 +12,6 @@ import platform
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
-
 from experiments.engine.config import RunConfig, from_json
 from experiments.engine.errors import EngineError, disk_errors
 from experiments.engine.parallel import is_main_process
@@ -154,8 +152,3 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
         except OSError:  # A file system without locks: the user has to see to it.
             pass
         yield
-
-
-def local_variables(tree: Any) -> Any:
-    """Arrays on the first device of this process."""
-    return jax.device_put(tree, jax.local_devices()[0])
