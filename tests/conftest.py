@@ -11,3 +11,5 @@ import jax
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+assert jax.device_count() == 2  # Starts the backend, before a test can change the flags that it reads.

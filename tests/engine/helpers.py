@@ -1,5 +1,6 @@
 """What several tests of the engine share."""
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -14,10 +15,16 @@ from experiments.engine.workdir import normal
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def python(*arguments, wait=True):
-    """A program of the tests in a process of its own, with the devices of this one."""
+def python(*arguments, devices=2, wait=True):
+    """A program of the tests in a process of its own."""
+    flags = os.environ["XLA_FLAGS"].replace("device_count=2", f"device_count={devices}")
     process = subprocess.Popen(
-        [sys.executable, *map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | {"XLA_FLAGS": flags},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     if wait:
         process.out, process.err = process.communicate(timeout=120)

@@ -1,6 +1,5 @@
 """Two processes, joined by the network, train as one does."""
 
-import os
 import socket
 
 import numpy as np
@@ -19,15 +18,12 @@ def free_port():
 
 
 @pytest.mark.parametrize("parallel", ["jit", pytest.param("pmap", marks=pytest.mark.slow)])
-def test_two_processes_train_as_one(parallel, tmp_path, monkeypatch):
+def test_two_processes_train_as_one(parallel, tmp_path):
     together, alone = tmp_path / "together", tmp_path / "alone"
     config = toy_config(parallel=parallel)
-    # One device each, and the same two in all as in this process.
-    flags = os.environ["XLA_FLAGS"].replace("device_count=2", "device_count=1")
-    monkeypatch.setenv("XLA_FLAGS", flags)
     join = ["--coordinator", f"localhost:{free_port()}", "--num-processes", 2, "--parallel", parallel]
-    processes = [
-        python("-m", "tests.engine.toy", "--workdir", together, *join, "--process-id", index, wait=False)
+    processes = [  # one device each: the same two in all as in this process
+        python("-m", "tests.engine.toy", "--workdir", together, *join, "--process-id", index, devices=1, wait=False)
         for index in range(2)
     ]
     rows = train_and_evaluate(config, alone)
