@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import os
-import pathlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +19,7 @@ from elsaa_jax.config import check_choice
 from elsaa_jax.types import AttentionKind
 from experiments.engine import models
 from experiments.engine.config import PART_OF_RUN, Stage
+from experiments.engine.memory import free_bytes
 from experiments.engine.models import Decoder, ModelConfig
 from experiments.engine.stats import wilson_interval
 from experiments.haystack import DEPTHS, VOCABULARY, make_examples
@@ -268,15 +267,3 @@ def bytes_needed(model: Decoder, length: int) -> int:
     """Memory of an evaluation at a length, by the compiled program."""
     memory: Any = _program(model, length).memory_analysis()
     return memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
-
-
-def free_bytes() -> float:
-    """Memory that can still be had; without limit where the system does not say."""
-    try:
-        lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        try:
-            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        except (OSError, ValueError):
-            return math.inf

@@ -41,6 +41,50 @@ def accuracy_over_length(
     return True
 
 
+def curves_over_length(
+    path: pathlib.Path,
+    panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]],
+    label: str,
+    marks: Mapping[str, int],
+) -> bool:
+    """Curves over length, both axes logarithmic.
+
+    Args:
+      path: of the picture.
+      panels: (length, value) of each curve, by panel and name; a name has one colour in all panels.
+      label: of the values.
+      marks: a length of a panel to mark by a line, the crossover.
+
+    Returns:
+      Whether it was drawn: False without matplotlib.
+    """
+    plt = _pyplot()
+    if plt is None:
+        return False
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(5.5 * columns, 3.8 * rows), layout="constrained", squeeze=False, sharey=True
+    )
+    names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
+    for axes in grid.flat[len(panels) :]:
+        axes.axis("off")
+    for axes, (title, curves) in zip(grid.flat, panels.items(), strict=False):
+        for name, points in curves.items():
+            lengths, values = zip(*sorted(points), strict=True)
+            axes.plot(lengths, values, marker="o", markersize=3, color=f"C{names.index(name)}", label=name)
+        if title in marks:
+            axes.axvline(marks[title], color="gray", linestyle=":", linewidth=1)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        _label_lengths(axes, "x", sorted({point[0] for points in curves.values() for point in points}))
+        axes.set(title=title, xlabel="tokens", ylabel=label)
+    grid.flat[0].legend(fontsize="small")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return True
+
+
 def heat_map(path: pathlib.Path, cells: Mapping[tuple[int, float], float], *, title: str) -> bool:
     """Accuracy over length and depth of the needle.
 

@@ -1,0 +1,198 @@
+"""Speed and memory over length, against what a user would pick instead, in one run.
+
+Claim: from some 2,000 tokens on elsaa is faster than exact attention, and its time and memory grow linearly.
+
+Command: python -m experiments.benchmark
+
+Every contender has a process of its own, and they take turns, so that all see the same noise of the machine; a time is
+the median of its runs, with the quartiles. The peak of the machine is one large product of matrices, which takes turns
+like the others. Lengths that would take too much time or memory, by the growth so far, are not run.
+docs/results/benchmark.md has the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.contenders import MATMUL, Case, contenders
+from experiments.engine import cli, pictures
+from experiments.engine.errors import EngineError
+from experiments.engine.results import Rows
+from experiments.engine.table import format_table
+from experiments.engine.workdir import RESULTS, read_json, versions, write_json
+from experiments.turns import Limits, measure
+
+SHORTEST, LONGEST, QUICK_LONGEST = 512, 262_144, 8192
+TURNS = 5
+MODES = {  # name: (causal, backward)
+    "forward": (False, False),
+    "backward": (False, True),
+    "causal_forward": (True, False),
+    "causal_backward": (True, True),
+}
+BASELINES = ("exact", "jax_sdpa", "torch_sdpa")
+
+
+def crossover(rows: Sequence[dict[str, Any]], name: str, other: str) -> int | None:
+    """The length from which on `name` is faster than `other`, of the rows of one mode; None where it never is."""
+    seconds = {(row["attention"], row["length"]): row["seconds"] for row in rows if "seconds" in row}
+    shared = sorted(length for found, length in seconds if found == name and (other, length) in seconds)
+    first = None
+    for length in reversed(shared):
+        if seconds[name, length] >= seconds[other, length]:
+            break
+        first = length
+    return first
+
+
+def make_parser() -> cli.Parser:
+    """The command line."""
+    parser = cli.Parser("Speed and memory over length.", tuple(contenders()))
+    add = parser.add_argument
+    add("--length", type=cli.integer(SHORTEST), default=LONGEST, help="longest; from 512 on each is twice the last")
+    add("--modes", type=_modes, default=tuple(MODES), help=f"some of {','.join(MODES)}; backward has the forward in it")
+    add("--seconds", type=cli.integer(1), default=60, help="of one run; what would take longer is not run")
+    add("--quick", action="store_true", help=f"forward passes up to {QUICK_LONGEST:,} tokens, in a minute or two")
+    return parser
+
+
+def _modes(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    for name in names:
+        if name not in MODES:
+            raise argparse.ArgumentTypeError(f"{name!r} is not known; use some of {','.join(MODES)}")
+    return names
+
+
+def run(arguments: argparse.Namespace) -> Rows:
+    """Measures all modes and lengths, and reports; what the work dir has is not measured again."""
+    workdir = arguments.workdir or pathlib.Path("runs/benchmark")
+    known = contenders()
+    names = [name for name in known if name in {*arguments.attention, MATMUL} and known[name].is_here]
+    missing = [name for name in arguments.attention if not known[name].is_here]
+    longest, modes = arguments.length, arguments.modes
+    if arguments.quick:
+        longest, modes = min(longest, QUICK_LONGEST), [name for name in modes if not MODES[name][1]]
+    lengths = [SHORTEST << i for i in range((longest // SHORTEST).bit_length())]
+    limits = Limits(arguments.seconds, arguments.steps or TURNS)
+    print(
+        f"benchmark of {', '.join(names)}; {', '.join(modes)}; {lengths[0]:,} to {lengths[-1]:,} tokens; all goes to "
+        f"{workdir}"
+    )
+    for name in missing:
+        print(f"{name} is left out: {known[name].package} is not installed; see the README for the bench extra")
+    settings = {
+        "batch": arguments.batch_size or 1,
+        "seed": arguments.seed,
+        "names": names,
+        **dataclasses.asdict(limits),
+    }
+    rows = _stored(workdir, settings, arguments.resume)
+    for mode in modes:
+        causal, backward = MODES[mode]
+        all_cases = [Case(n, causal, backward, settings["batch"], arguments.seed) for n in lengths]
+        done = [row for row in rows if (row["causal"], row["backward"]) == MODES[mode]]
+        cases = [case for case in all_cases if case.length not in {row["length"] for row in done}]
+        for measured in measure(names, cases, limits, done):
+            rows += measured
+            write_json(workdir / RESULTS, {"config": settings, "versions": versions(), "rows": rows})
+            print(f"{mode}, {_progress(measured)}", file=sys.stderr, flush=True)
+    wanted = [
+        row for row in rows if row["length"] in lengths and (row["causal"], row["backward"]) in map(MODES.get, modes)
+    ]
+    print(format_report(wanted, modes))
+    files = [workdir / RESULTS, *write_pictures(workdir, wanted, modes)]
+    print(f"\n{', '.join(map(str, files))}")
+    if len(files) == 1:
+        print('no pictures without matplotlib: pip install -e ".[data]"')
+    return wanted
+
+
+def _stored(workdir: pathlib.Path, settings: dict[str, Any], resume: bool) -> Rows:
+    """The rows of an interrupted run with the same settings."""
+    stored = read_json(workdir / RESULTS)
+    if stored is None:
+        if resume:
+            raise EngineError(f"--resume was given, but {workdir} has no {RESULTS}; leave it out to start")
+        workdir.mkdir(parents=True, exist_ok=True)
+        return []
+    if stored.get("config") != settings:
+        raise EngineError(
+            f"{workdir / RESULTS} has other settings, {stored.get('config')}, than these, {settings}; take another "
+            "--workdir"
+        )
+    return stored["rows"]
+
+
+def _progress(rows: Rows) -> str:
+    """One line on a case."""
+    times = [f"{row['attention']} {_seconds(row)}" for row in rows if "seconds" in row and row["attention"] != MATMUL]
+    return f"{rows[0]['length']:,} tokens: {', '.join(times)}"
+
+
+def _seconds(row: dict[str, Any]) -> str:
+    return f"{row['seconds']:.3g} s"
+
+
+def format_report(rows: Rows, modes: Sequence[str]) -> str:
+    """A table of times for each mode, one of memory, and the crossovers with exact attention."""
+    parts = []
+    for mode in modes:
+        of_mode = [row for row in rows if (row["causal"], row["backward"]) == MODES[mode]]
+        names = [name for name in dict.fromkeys(row["attention"] for row in of_mode) if name != MATMUL]
+        cells = {(row["attention"], row["length"]): row for row in of_mode}
+        lengths = sorted({row["length"] for row in of_mode})
+        for title, cell in (("seconds", _time_cell), ("peak memory, MiB", _memory_cell)):
+            table = format_table(
+                ["tokens", *names], [[f"{n:,}", *(cell(cells.get((name, n), {})) for name in names)] for n in lengths]
+            )
+            parts.append(f"{mode}, {title}\n\n{table}")
+        skipped = {row["attention"]: row["skipped"] for row in reversed(of_mode) if "skipped" in row}
+        parts += [f"{name}: not run beyond, {reason}" for name, reason in skipped.items()]
+        for other in BASELINES:
+            length = crossover(of_mode, "elsaa", other)
+            if other in names and "elsaa" in names:
+                since = "at no length that was run" if length is None else f"from {length:,} tokens on"
+                parts.append(f"elsaa is faster than {other} {since}")
+    return "\n\n".join(parts)
+
+
+def _time_cell(row: dict[str, Any]) -> str:
+    return f"{row['seconds']:.3g}" if "seconds" in row else "-"
+
+
+def _memory_cell(row: dict[str, Any]) -> str:
+    return f"{row['peak_bytes'] / 2**20:,.0f}" if "peak_bytes" in row else "-"
+
+
+def write_pictures(workdir: pathlib.Path, rows: Rows, modes: Sequence[str]) -> list[pathlib.Path]:
+    """Time, memory and the share of the peak over length, a panel for each mode; returns what was drawn."""
+    drawn = []
+    for name, field, label in (
+        ("time.png", "seconds", "seconds"),
+        ("memory.png", "peak_bytes", "bytes at the peak"),
+        ("peak.png", "share_of_peak", "share of the matmul peak"),
+    ):
+        panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
+        marks: dict[str, int] = {}
+        for mode in modes:
+            of_mode = [row for row in rows if (row["causal"], row["backward"]) == MODES[mode]]
+            for row in of_mode:
+                if row.get(field) and row["attention"] != MATMUL:
+                    curve = panels.setdefault(mode, {}).setdefault(row["attention"], [])
+                    curve.append((row["length"], row[field]))
+            crossed = [crossover(of_mode, "elsaa", other) for other in BASELINES]
+            if field == "seconds" and any(crossed):
+                marks[mode] = max(length for length in crossed if length)
+        if panels and pictures.curves_over_length(workdir / name, panels, label, marks):
+            drawn.append(workdir / name)
+    return drawn
+
+
+if __name__ == "__main__":
+    cli.main(lambda: run(make_parser().parse()))

@@ -1,0 +1,124 @@
+"""The benchmark: what it counts, what it predicts, and the whole of it in small."""
+
+import dataclasses
+import json
+
+import pytest
+
+from experiments import benchmark, turns
+from experiments.contenders import Case, contenders
+from experiments.engine.errors import EngineError
+
+SMALL = ["--attention", "exact,jax_sdpa", "--modes", "forward", "--length", "512", "--steps", "1"]
+
+
+def run(workdir, *flags):
+    return benchmark.run(benchmark.make_parser().parse([*SMALL, "--workdir", str(workdir), *flags]))
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("benchmark")
+    return workdir, run(workdir)
+
+
+def test_the_whole_in_small(measured, capsys):
+    workdir, rows = measured
+    assert [row["attention"] for row in rows] == ["exact", "jax_sdpa", "matmul"]
+    for row in rows:
+        assert 0 < row["low"] <= row["seconds"] <= row["high"]
+        assert row["n"] >= 1
+        assert row["peak_bytes"] > 0
+        assert row["gflops"] == pytest.approx(
+            contenders()[row["attention"]].gflops(Case(512, False, False), row["seconds"])
+        )
+    assert rows[-1]["share_of_peak"] == 1
+    assert json.loads((workdir / "results.json").read_text())["rows"] == rows
+    assert {path.name for path in workdir.glob("*.png")} == {"time.png", "memory.png", "peak.png"}
+
+    # What was measured is not measured again.
+    assert run(workdir) == rows
+    assert "512" in capsys.readouterr().out
+
+
+def test_other_settings_are_refused(measured):
+    with pytest.raises(EngineError, match=r"other settings.*take another --workdir"):
+        run(measured[0], "--steps", "2")
+
+
+def test_resume_needs_something_to_go_on_with(tmp_path):
+    with pytest.raises(EngineError, match="--resume was given"):
+        run(tmp_path, "--resume")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--modes", "sideways"], "'sideways' is not known; use some of forward"),
+        (["--length", "100"], "'100' is not an integer >= 512"),
+        (["--attention", "flash"], "'flash' is not known"),
+    ],
+)
+def test_a_bad_flag_is_one_line(flags, message, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        benchmark.make_parser().parse(flags)
+    assert exit_.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_operations():
+    """By hand, for one head of 64: 4 N^2 H; blocks of 256; 4 tables of 4 bits, that is 64 buckets and 16 planes."""
+    known, case = contenders(), Case(4096, causal=False, backward=False)
+    sparse = 4 * 64 * 4096 * 256 + 4 * 4096 * 12 * 64
+    low_rank = 4 * 4096 * 16 * 64 + 4 * 4096 * 64 * 65
+    assert known["exact"].operations(case) == 4 * 64 * 4096**2
+    assert known["sort_lsh"].operations(case) == sparse
+    assert known["race"].operations(case) == low_rank
+    assert known["elsaa"].operations(case) == sparse + low_rank
+    assert known["exact"].gflops(case, 2.0) == pytest.approx(4 * 4 * 64 * 4096**2 / 2e9)
+    causal = dataclasses.replace(case, causal=True)
+    # 16 stretches of 256; then 4 levels, in which half of the queries meet 64 keys each.
+    assert known["sort_lsh"].operations(causal) == 256 * (4096 * 257 / 2 + 4 * 2048 * 64) + 4 * 4096 * 12 * 64
+
+
+def rows_of(name, times):
+    return [{"attention": name, "length": 512 << i, "seconds": s} for i, s in enumerate(times)]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "length"),
+    [
+        ([2, 3, 4], [1, 4, 16], 1024),
+        ([1, 2, 4], [2, 4, 8], 512),
+        ([1, 9, 4], [2, 4, 8], 2048),  # Faster once, and then not: it does not count.
+        ([2, 4, 9], [1, 2, 8], None),
+        ([2, 3, 4, 5], [1, 4, 16], 1024),  # Where the other was not run, nothing is claimed.
+    ],
+)
+def test_crossover(ours, theirs, length):
+    assert benchmark.crossover(rows_of("elsaa", ours) + rows_of("exact", theirs), "elsaa", "exact") == length
+
+
+@pytest.mark.parametrize(
+    ("past", "reason"),
+    [
+        ([], None),
+        ([(20.0, 1)], "would take 90 s a run"),
+        ([(10.0, 1), (20.0, 2)], None),
+        ([(10.0, 1), (40.0, 2)], "would take 160 s a run"),
+        ([(1.0, 2**30), (2.0, 4 * 2**30)], "would need 16.0 GiB, and 7.0 GiB may be used"),
+    ],
+)
+def test_what_would_take_too_much_is_not_run(past, reason, monkeypatch):
+    monkeypatch.setattr(turns, "free_bytes", lambda: 10 * 2**30)
+    rows = [{"seconds": seconds, "peak_bytes": peak} for seconds, peak in past]
+    assert turns._too_much(rows, turns.Limits(60, 1)) == reason
+
+
+def test_a_contender_that_fails_is_left_out(monkeypatch):
+    worker = turns.Worker("no such contender")
+    with pytest.raises(EngineError, match="KeyError: 'no such contender'"):
+        worker.ask(run=True)
+    worker.close()
