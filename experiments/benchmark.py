@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> Rows:
     for mode in modes:
         causal, backward = MODES[mode]
         all_cases = [Case(n, causal, backward, settings["batch"], arguments.seed) for n in lengths]
-        done = [row for row in rows if (row["causal"], row["backward"]) == MODES[mode]]
+        done = [row for row in rows if _is_of(row, mode)]
         cases = [case for case in all_cases if case.length not in {row["length"] for row in done}]
         for measured in measure(names, cases, limits, done):
             rows += measured
@@ -129,6 +129,10 @@ def _stored(workdir: pathlib.Path, settings: dict[str, Any], resume: bool) -> Ro
     return stored["rows"]
 
 
+def _is_of(row: dict[str, Any], mode: str) -> bool:
+    return (row["causal"], row["backward"]) == MODES[mode]
+
+
 def _progress(rows: Rows) -> str:
     """One line on a case."""
     times = [f"{row['attention']} {_seconds(row)}" for row in rows if "seconds" in row and row["attention"] != MATMUL]
@@ -143,7 +147,7 @@ def format_report(rows: Rows, modes: Sequence[str]) -> str:
     """A table of times for each mode, one of memory, and the crossovers with exact attention."""
     parts = []
     for mode in modes:
-        of_mode = [row for row in rows if (row["causal"], row["backward"]) == MODES[mode]]
+        of_mode = [row for row in rows if _is_of(row, mode)]
         names = [name for name in dict.fromkeys(row["attention"] for row in of_mode) if name != MATMUL]
         cells = {(row["attention"], row["length"]): row for row in of_mode}
         lengths = sorted({row["length"] for row in of_mode})
@@ -178,20 +182,22 @@ def write_pictures(workdir: pathlib.Path, rows: Rows, modes: Sequence[str]) -> l
         ("memory.png", "peak_bytes", "bytes at the peak"),
         ("peak.png", "share_of_peak", "share of the matmul peak"),
     ):
-        panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
-        marks: dict[str, int] = {}
-        for mode in modes:
-            of_mode = [row for row in rows if (row["causal"], row["backward"]) == MODES[mode]]
-            for row in of_mode:
-                if row.get(field) and row["attention"] != MATMUL:
-                    curve = panels.setdefault(mode, {}).setdefault(row["attention"], [])
-                    curve.append((row["length"], row[field]))
-            crossed = [crossover(of_mode, "elsaa", other) for other in BASELINES]
-            if field == "seconds" and any(crossed):
-                marks[mode] = max(length for length in crossed if length)
-        if panels and pictures.curves_over_length(workdir / name, panels, label, marks):
+        parts = [_panel(mode, [row for row in rows if _is_of(row, mode)], field, label) for mode in modes]
+        parts = [part for part in parts if part.curves]
+        if parts and pictures.panels(workdir / name, parts):
             drawn.append(workdir / name)
     return drawn
+
+
+def _panel(mode: str, rows: Rows, field: str, label: str) -> pictures.Panel:
+    curves: dict[str, list[pictures.Point]] = {}
+    for row in rows:
+        if row.get(field) and row["attention"] != MATMUL:
+            ends = (row["low"], row["high"]) if field == "seconds" else (row[field], row[field])
+            curves.setdefault(row["attention"], []).append((row["length"], row[field], *ends))
+    crossed = [length for other in BASELINES if (length := crossover(rows, "elsaa", other))]
+    mark = max(crossed) if crossed and field == "seconds" else None
+    return pictures.Panel(mode, "tokens", label, curves, lengths=True, log_y=True, mark=mark)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+# x, y, and the ends of y's interval.
+Point = tuple[float, float, float, float]
+
 
 def accuracy_over_length(
-    path: pathlib.Path, curves: Mapping[str, Sequence[tuple[int, float, float, float]]], *, trained: int, chance: float
+    path: pathlib.Path, curves: Mapping[str, Sequence[Point]], *, trained: int, chance: float
 ) -> bool:
     """Accuracy over length, a curve with its interval for each method.
 
@@ -25,15 +29,12 @@ def accuracy_over_length(
     if plt is None:
         return False
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for name, points in curves.items():
-        lengths, accuracy, low, high = (list(column) for column in zip(*sorted(points), strict=True))
-        (line,) = axes.plot(lengths, accuracy, marker="o", markersize=4, label=name)
-        axes.fill_between(lengths, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+    _draw_curves(axes, curves)
     axes.axvline(trained, color="gray", linestyle=":", linewidth=1)
     axes.axhline(chance, color="gray", linestyle="--", linewidth=1)
     axes.annotate("trained up to here", (trained, 0.04), xytext=(4, 0), textcoords="offset points", color="gray")
     axes.set_xscale("log", base=2)
-    _label_lengths(axes, "x", sorted({point[0] for points in curves.values() for point in points}))
+    _label_lengths(axes, "x", sorted({int(point[0]) for points in curves.values() for point in points}))
     axes.set(xlabel="tokens", ylabel="accuracy", ylim=(-0.03, 1.03))
     axes.legend(fontsize="small")
     figure.savefig(path, dpi=150)
@@ -41,46 +42,50 @@ def accuracy_over_length(
     return True
 
 
-def curves_over_length(
-    path: pathlib.Path,
-    panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]],
-    label: str,
-    marks: Mapping[str, int],
-) -> bool:
-    """Curves over length, both axes logarithmic.
+@dataclasses.dataclass(frozen=True)
+class Panel:
+    """One of the diagrams of a picture.
 
-    Args:
-      path: of the picture.
-      panels: (length, value) of each curve, by panel and name; a name has one colour in all panels.
-      label: of the values.
-      marks: a length of a panel to mark by a line, the crossover.
-
-    Returns:
-      Whether it was drawn: False without matplotlib.
+    Attributes:
+      title: above it.
+      xlabel: of its first axis.
+      ylabel: of its second axis.
+      curves: by name.
+      dashed: names of the curves that are dashed, in the colour of the curve before them.
+      lengths: whether the first axis is logarithmic, with the lengths of the points.
+      log_y: whether the second axis is logarithmic.
+      mark: a place of the first axis, marked by a line.
     """
+
+    title: str
+    xlabel: str
+    ylabel: str
+    curves: Mapping[str, Sequence[Point]]
+    dashed: Sequence[str] = ()
+    lengths: bool = False
+    log_y: bool = False
+    mark: float | None = None
+
+
+def panels(path: pathlib.Path, parts: Sequence[Panel]) -> bool:
+    """Diagrams side by side; returns whether they were drawn: False without matplotlib."""
     plt = _pyplot()
     if plt is None:
         return False
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
-    figure, grid = plt.subplots(
-        rows, columns, figsize=(5.5 * columns, 3.8 * rows), layout="constrained", squeeze=False, sharey=True
-    )
-    names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
-    for axes in grid.flat[len(panels) :]:
-        axes.axis("off")
-    for axes, (title, curves) in zip(grid.flat, panels.items(), strict=False):
-        for name, points in curves.items():
-            lengths, values = zip(*sorted(points), strict=True)
-            axes.plot(lengths, values, marker="o", markersize=3, color=f"C{names.index(name)}", label=name)
-        if title in marks:
-            axes.axvline(marks[title], color="gray", linestyle=":", linewidth=1)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        _label_lengths(axes, "x", sorted({point[0] for points in curves.values() for point in points}))
-        axes.set(title=title, xlabel="tokens", ylabel=label)
-    grid.flat[0].legend(fontsize="small")
-    figure.savefig(path, dpi=120)
+    size = (4.4 * len(parts), 3.8)
+    figure, grid = plt.subplots(1, len(parts), figsize=size, squeeze=False, layout="constrained")
+    for axes, part in zip(grid[0], parts, strict=True):
+        _draw_curves(axes, part.curves, part.dashed)
+        axes.set(title=part.title, xlabel=part.xlabel, ylabel=part.ylabel)
+        if part.lengths:
+            axes.set_xscale("log", base=2)
+            _label_lengths(axes, "x", sorted({int(point[0]) for points in part.curves.values() for point in points}))
+        if part.log_y:
+            axes.set_yscale("log")
+        if part.mark is not None:
+            axes.axvline(part.mark, color="gray", linestyle=":", linewidth=1)
+        axes.legend(fontsize="x-small")
+    figure.savefig(path, dpi=80)
     plt.close(figure)
     return True
 
@@ -115,6 +120,16 @@ def heat_map(path: pathlib.Path, cells: Mapping[tuple[int, float], float], *, ti
     figure.savefig(path, dpi=150)
     plt.close(figure)
     return True
+
+
+def _draw_curves(axes: Any, curves: Mapping[str, Sequence[Point]], dashed: Sequence[str] = ()) -> None:
+    color = None
+    for name, points in curves.items():
+        x, y, low, high = (list(column) for column in zip(*sorted(points), strict=True))
+        style = {"linestyle": "--", "color": color} if name in dashed else {"marker": "o", "markersize": 4}
+        (line,) = axes.plot(x, y, label=name, **style)
+        color = line.get_color()
+        axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
 
 
 def _pyplot() -> Any:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import stats
 
 
 def wilson_interval(correct: int, n: int, z: float = 1.96) -> tuple[float, float]:
@@ -19,3 +23,13 @@ def wilson_interval(correct: int, n: int, z: float = 1.96) -> tuple[float, float
     low = 0.0 if correct == 0 else center - half
     high = 1.0 if correct == n else center + half
     return low, high
+
+
+def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
+    """The mean of two or more values, and the ends of its 95 % interval by Student's t."""
+    count = len(values)
+    if count < 2:
+        raise ValueError(f"there are {count} values; an interval needs at least 2")
+    mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(count)
+    half = float(stats.t.ppf(0.975, count - 1)) * error
+    return mean, mean - half, mean + half
