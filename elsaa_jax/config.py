@@ -168,7 +168,7 @@ class FusionConfig:
         check_number("FusionConfig.branch_dropout_rate", self.branch_dropout_rate, 0.0, 1.0)
 
 
-FUSION_KINDS = ("elsaa", "convex", "sum", "lse")
+FUSION_KINDS: tuple[FusionKind, ...] = ("elsaa", "convex", "sum", "lse")
 
 
 @dataclasses.dataclass(frozen=True)

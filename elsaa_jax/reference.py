@@ -171,9 +171,9 @@ def _pair_causally(support: np.ndarray, queries: Sequence[int], keys: Sequence[i
 
 
 def sort_lsh_support(
-    query: Array,
-    key: Array,
-    planes: Array,
+    query: Array | np.ndarray,
+    key: Array | np.ndarray,
+    planes: Array | np.ndarray,
     *,
     block_size: int = 256,
     min_length: int = 0,
