@@ -163,8 +163,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Rows]:
         print(f"\n## {title}\n\n{to_table(results[part])}\n\n({time.monotonic() - start:.0f} s)", flush=True)
         write_json(workdir / RESULTS, {"flags": flags, "versions": versions(), "parts": results})
         picture = workdir / f"{part}.png"
-        if draw is not None and draw(picture, results[part]):
+        if draw is None:
+            continue
+        if draw(picture, results[part]):
             written.append(picture)
+        else:
+            print('no picture without matplotlib: pip install -e ".[data]"')
     print(f"\n{', '.join(map(str, written))}")
     return results
 
