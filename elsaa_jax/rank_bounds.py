@@ -62,9 +62,10 @@ def least_masses(probability: np.ndarray) -> np.ndarray:
 
 
 def delta_bound(probability: np.ndarray, r: int) -> float:
-    """An upper bound of Delta_r for any n: rectangles grouped by size, each with the least mass that its size can have.
+    """An upper bound of Delta_r for any n, by rectangles grouped by size.
 
-    sum over admissible (a, h) of C(n, a) C(n, h) exp(-least mass), in time and memory n^2.
+    sum over admissible (a, h) of C(n, a) C(n, h) exp(-mass), with the mass of that size from `least_masses`; in time
+    n^2 log n and memory n^2.
     """
     masses = least_masses(probability)
     n = len(masses)
