@@ -102,9 +102,7 @@ def run(arguments: argparse.Namespace) -> Rows:
             rows += measured
             write_json(workdir / RESULTS, {"config": settings, "versions": versions(), "rows": rows})
             print(f"{mode}, {_progress(measured)}", file=sys.stderr, flush=True)
-    wanted = [
-        row for row in rows if row["length"] in lengths and (row["causal"], row["backward"]) in map(MODES.get, modes)
-    ]
+    wanted = [row for row in rows if row["length"] in lengths and any(_is_of(row, mode) for mode in modes)]
     print(format_report(wanted, modes))
     files = [workdir / RESULTS, *write_pictures(workdir, wanted, modes)]
     print(f"\n{', '.join(map(str, files))}")
