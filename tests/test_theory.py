@@ -78,7 +78,7 @@ def test_matching_and_hall():
 
 
 def test_rank_of_thousands_of_supports():
-    """The structural rank lemma and the proposition; most of these supports have no perfect matching."""
+    """The lemmas of structural rank and completion, and the proposition; most supports have no perfect matching."""
     rng = np.random.default_rng(4)
     deficient = planted = 0
     for _ in range(3000):
@@ -90,6 +90,10 @@ def test_rank_of_thousands_of_supports():
         assert theory.numerical_rank(theory.generic_matrix(rng, support, 0)) == matching
         assert theory.numerical_rank(theory.generic_matrix(rng, support, r)) == min(n, matching + r)
         assert theory.generic_rank(support, r) == min(n, matching + r)
+        # Completion is about any S of rank k, here a product of dense factors.
+        k, nothing = int(rng.integers(0, n + 1)), np.zeros((n, n), bool)
+        completed = theory.generic_matrix(rng, nothing, k) + theory.generic_matrix(rng, nothing, r)
+        assert theory.numerical_rank(completed) == min(n, k + r)
         deficient, planted = deficient + (matching < n), planted + (least > 0)
     assert 1000 < planted < deficient < 3000
 
