@@ -28,24 +28,25 @@ def count_interactions(seed: int) -> list[dict[str, Any]]:
     lsh_planes = elsaa_jax.sample_planes(rngs[3], (CONFIG.sparse.num_bits, head_dim))
     shapes = [jax.ShapeDtypeStruct((1, n, 1, head_dim), jnp.float32)] * 3
 
-    def traced(function: Any) -> float:
-        return complexity.count_multiply_adds(function, *shapes) / (2 * head_dim)
+    def traced(function: Any, *arrays: Array, **options: Any) -> float:
+        def attend(*qkv: Array) -> Any:
+            return function(*qkv, *arrays, **options, implementation="xla")
+
+        return complexity.count_multiply_adds(attend, *shapes) / (2 * head_dim)
 
     def race(is_causal: bool) -> float:
-        return traced(lambda *qkv: elsaa_jax.race_attention(*qkv, race_planes, is_causal=is_causal))
+        return traced(elsaa_jax.race_attention, race_planes, is_causal=is_causal)
 
-    def sparse(query: Array, key: Array, value: Array) -> Any:
-        return elsaa_jax.sort_lsh_attention(query, key, value, lsh_planes, block_size=CONFIG.sparse.block_size)
-
-    def elsaa(*qkv: Any) -> Any:
-        return elsaa_jax.elsaa_attention(*qkv, race_planes=race_planes, lsh_planes=lsh_planes, config=CONFIG)
+    exact = traced(elsaa_jax.exact_attention)
+    sparse = traced(elsaa_jax.sort_lsh_attention, lsh_planes, block_size=CONFIG.sparse.block_size)
+    elsaa = traced(elsaa_jax.elsaa_attention, race_planes=race_planes, lsh_planes=lsh_planes, config=CONFIG)
 
     scores = complexity.count_scores(query, key, lsh_planes, CONFIG.sparse)
     rows: list[dict[str, Any]] = [
-        {"method": "exact", "paper": paper.exact, "counted": None, "traced": traced(elsaa_jax.exact_attention)},
-        {"method": "sparse", "paper": paper.sparse, "counted": scores.attended, "traced": traced(sparse)},
+        {"method": "exact", "paper": paper.exact, "counted": None, "traced": exact},
+        {"method": "sparse", "paper": paper.sparse, "counted": scores.attended, "traced": sparse},
         {"method": "low rank", "paper": paper.low_rank, "counted": None, "traced": race(False)},
-        {"method": "elsaa", "paper": paper.elsaa, "counted": None, "traced": traced(elsaa)},
+        {"method": "elsaa", "paper": paper.elsaa, "counted": None, "traced": elsaa},
     ]
     rows = [{**row, "of": n * n} for row in rows]
     causal = n * (n + 1) // 2

@@ -86,14 +86,15 @@ def test_multiply_adds_of_attention(num_blocks):
     """Logits and values are 2 H for a pair, hashes P H for a token; lengths that leave nothing to pad."""
     n, head_dim, bits, block = 64 * num_blocks, 16, 5, 64
     shapes = [(1, n, 1, head_dim)] * 3
-    exact = products(elsaa_jax.exact_attention, *shapes)
+    xla = {"implementation": "xla"}
+    exact = products(lambda *qkv: elsaa_jax.exact_attention(*qkv, **xla), *shapes)
     assert exact == 2 * head_dim * n * n
     planes = jnp.ones((bits, head_dim))
-    sparse = products(lambda *qkv: elsaa_jax.sort_lsh_attention(*qkv, planes, block_size=block), *shapes)
+    sparse = products(lambda *qkv: elsaa_jax.sort_lsh_attention(*qkv, planes, block_size=block, **xla), *shapes)
     assert sparse == 2 * head_dim * n * block + 2 * n * bits * head_dim
     tables = jnp.ones((3, 2, head_dim))
     buckets = 3 * 2**2
-    low_rank = products(lambda *qkv: elsaa_jax.race_attention(*qkv, tables), *shapes)
+    low_rank = products(lambda *qkv: elsaa_jax.race_attention(*qkv, tables, **xla), *shapes)
     # Writing and reading a value in each bucket, one more product for the masses, and the hashes of both sides.
     assert low_rank == n * buckets * (2 * head_dim + 1) + 2 * n * 6 * head_dim
 
