@@ -1,13 +1,10 @@
 """Speed and memory over length, against what a user would pick instead, in one run.
 
-Claim: from some 2,000 tokens on elsaa is faster than exact attention, and its time and memory grow linearly.
-
 Command: python -m experiments.benchmark
 
 Every contender has a process of its own, and they take turns, so that all see the same noise of the machine; a time is
 the median of its runs, with the quartiles. The peak of the machine is one large product of matrices, which takes turns
 like the others. Lengths that would take too much time or memory, by the growth so far, are not run.
-docs/results/benchmark.md has the results.
 """
 
 from __future__ import annotations
@@ -55,18 +52,13 @@ def make_parser() -> cli.Parser:
     parser = cli.Parser("Speed and memory over length.", tuple(contenders()))
     add = parser.add_argument
     add("--length", type=cli.integer(SHORTEST), default=LONGEST, help="longest; from 512 on each is twice the last")
-    add("--modes", type=_modes, default=tuple(MODES), help=f"some of {','.join(MODES)}; backward has the forward in it")
+    modes = tuple(MODES)
+    add(
+        "--modes", type=cli.names(modes), default=modes, help=f"some of {','.join(modes)}; backward has the forward too"
+    )
     add("--seconds", type=cli.integer(1), default=60, help="of one run; what would take longer is not run")
     add("--quick", action="store_true", help=f"forward passes up to {QUICK_LONGEST:,} tokens, in a minute or two")
     return parser
-
-
-def _modes(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    for name in names:
-        if name not in MODES:
-            raise argparse.ArgumentTypeError(f"{name!r} is not known; use some of {','.join(MODES)}")
-    return names
 
 
 def run(arguments: argparse.Namespace) -> Rows:
@@ -107,7 +99,7 @@ def run(arguments: argparse.Namespace) -> Rows:
     files = [workdir / RESULTS, *write_pictures(workdir, wanted, modes)]
     print(f"\n{', '.join(map(str, files))}")
     if len(files) == 1:
-        print('no pictures without matplotlib: pip install -e ".[data]"')
+        print(pictures.NOT_DRAWN)
     return wanted
 
 
@@ -133,12 +125,9 @@ def _is_of(row: dict[str, Any], mode: str) -> bool:
 
 def _progress(rows: Rows) -> str:
     """One line on a case."""
-    times = [f"{row['attention']} {_seconds(row)}" for row in rows if "seconds" in row and row["attention"] != MATMUL]
+    timed = [row for row in rows if "seconds" in row and row["attention"] != MATMUL]
+    times = [f"{row['attention']} {_time_cell(row)} s" for row in timed]
     return f"{rows[0]['length']:,} tokens: {', '.join(times)}"
-
-
-def _seconds(row: dict[str, Any]) -> str:
-    return f"{row['seconds']:.3g} s"
 
 
 def format_report(rows: Rows, modes: Sequence[str]) -> str:

@@ -169,7 +169,7 @@ def run(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         files = write_report(workdir)
         print(f"\n{', '.join(map(str, files))}")
         if len(files) == 1:
-            print('no pictures without matplotlib: pip install -e ".[data]"')
+            print(pictures.NOT_DRAWN)
     return rows
 
 

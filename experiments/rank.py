@@ -24,10 +24,10 @@ import numpy as np
 
 from elsaa_jax import theory
 from experiments import branch_error, interactions, matchings, rank_report, spectra
-from experiments.engine import cli
+from experiments.engine import cli, pictures
 from experiments.engine.errors import disk_errors
+from experiments.engine.results import Rows
 from experiments.engine.workdir import RESULTS, versions, write_json
-from experiments.rank_report import Rows
 
 # Up to this length the least angular similarity of random tokens is measured, over all pairs.
 MAX_MEASURED = 4096
@@ -168,7 +168,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Rows]:
         if draw(picture, results[part]):
             written.append(picture)
         else:
-            print('no picture without matplotlib: pip install -e ".[data]"')
+            print(pictures.NOT_DRAWN)
     print(f"\n{', '.join(map(str, written))}")
     return results
 

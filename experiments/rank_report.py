@@ -11,9 +11,8 @@ import numpy as np
 from elsaa_jax import theory
 from experiments import spectra
 from experiments.engine import pictures
+from experiments.engine.results import Rows
 from experiments.engine.table import format_table
-
-Rows = list[dict[str, Any]]
 
 
 def certificates(rows: Rows) -> str:

@@ -7,6 +7,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+NOT_DRAWN = 'no pictures without matplotlib: pip install -e ".[data]"'
+
 # x, y, and the ends of y's interval.
 Point = tuple[float, float, float, float]
 

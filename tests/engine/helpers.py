@@ -7,6 +7,7 @@ import sys
 
 import jax
 import numpy as np
+import pytest
 
 from experiments.engine.checkpoints import Checkpoints
 from experiments.engine.step import init_state
@@ -29,6 +30,16 @@ def python(*arguments, devices=2, wait=True):
     if wait:
         process.out, process.err = process.communicate(timeout=120)
     return process
+
+
+def assert_refused(parser, flags, message, capsys):
+    """Bad flags end the program with code 2 and one line, which says why."""
+    with pytest.raises(SystemExit) as caught:
+        parser.parse(flags)
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
 def last_state(config, workdir):

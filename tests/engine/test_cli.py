@@ -9,7 +9,7 @@ from experiments.engine.cli import Parser, main, scale_stages
 from experiments.engine.config import Stage
 from experiments.engine.errors import EngineError
 from tests.engine import toy
-from tests.engine.helpers import python
+from tests.engine.helpers import assert_refused, python
 
 
 def parser():
@@ -53,12 +53,7 @@ def test_the_command_line_wins_over_a_file(tmp_path):
     ],
 )
 def test_a_bad_flag_is_one_line(arguments, text, capsys):
-    with pytest.raises(SystemExit) as end:
-        parser().parse(arguments)
-    error = capsys.readouterr().err
-    assert end.value.code == 2
-    assert error.count("\n") == 1
-    assert text in error
+    assert_refused(parser(), arguments, text, capsys)
 
 
 @pytest.mark.parametrize(
@@ -76,12 +71,7 @@ def test_a_bad_flag_is_one_line(arguments, text, capsys):
 def test_a_bad_file_of_flags_is_one_line(content, text, tmp_path, capsys):
     path = tmp_path / "flags.json"
     path.write_text(content)
-    with pytest.raises(SystemExit) as end:
-        parser().parse([f"--config={path}"])
-    error = capsys.readouterr().err
-    assert end.value.code == 2
-    assert error.count("\n") == 1
-    assert text in error
+    assert_refused(parser(), [f"--config={path}"], text, capsys)
 
 
 def test_stages_are_scaled():

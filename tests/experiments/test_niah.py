@@ -18,6 +18,7 @@ from experiments.engine.errors import EngineError
 from experiments.engine.models import Decoder, ModelConfig, stretch
 from experiments.haystack import VOCABULARY, make_examples
 from tests.compilation import optimized
+from tests.engine.helpers import assert_refused
 
 SMALL = ["--attention", "exact", "--steps", "3", "--batch-size", "2", "--length", "512", "--examples", "32"]
 COLUMNS = {
@@ -107,12 +108,7 @@ def test_every_method_has_a_model():
     ],
 )
 def test_bad_flags(flags, message, capsys):
-    with pytest.raises(SystemExit) as caught:
-        niah.make_parser().parse(flags)
-    assert caught.value.code == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    assert_refused(niah.make_parser(), flags, message, capsys)
 
 
 def test_lengths():

@@ -10,6 +10,7 @@ import pytest
 
 from experiments import branch_error, interactions, matchings, rank, spectra
 from experiments.engine.stats import mean_interval
+from tests.engine.helpers import assert_refused
 
 
 def run(tmp_path, *flags):
@@ -142,12 +143,7 @@ def test_mean_interval():
     ],
 )
 def test_bad_flags(flags, message, capsys):
-    with pytest.raises(SystemExit) as caught:
-        rank.make_parser().parse(flags)
-    assert caught.value.code == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
+    assert_refused(rank.make_parser(), flags, message, capsys)
 
 
 def test_flags_that_contradict_each_other(tmp_path):
