@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from elsaa_jax.config import RaceConfig, SortLshConfig, check_int
-from elsaa_jax.hashing import gray_rank, hard_codes
-from elsaa_jax.plans import BlockRule, causal_plan, full_plan
+from elsaa_jax.plans import causal_plan, full_plan
+from elsaa_jax.sort_lsh import base_length, gray_ranks, make_rule
 from elsaa_jax.stretches import Stretches
 from elsaa_jax.tiles import TilePlan
 from elsaa_jax.types import Array
@@ -70,7 +70,7 @@ def count_scores(query: Array, key: Array, planes: Array, config: SortLshConfig,
                 f"{name} has shape {x.shape}; it must be (1, length, 1, head_dim): one head of one example"
             )
     num_queries, num_keys = query.shape[1], key.shape[1]
-    base = (config.min_length or config.block_size) if is_causal else config.min_length
+    base = base_length(config.block_size, config.min_length, is_causal)
     if is_causal:
         stretches = Stretches(min(base, num_keys), num_queries, num_keys)
         exact = int(np.asarray(stretches.count_keys(query, None), np.float64).sum())
@@ -78,15 +78,9 @@ def count_scores(query: Array, key: Array, planes: Array, config: SortLshConfig,
         exact = num_queries * num_keys if num_keys <= base else 0
     if num_keys <= base:
         return Scores(exact, 0)
-    block_size = min(config.block_size, num_keys)
-    neighbors = min(config.num_neighbors, -(-num_keys // block_size) - 1)
-    rule = BlockRule(block_size, neighbors, config.pairing or ("bucket" if is_causal else "rank"), True)
-    num_bits = planes.shape[0]
-    query_ranks, key_ranks = (gray_rank(hard_codes(x, planes), num_bits).swapaxes(1, 2) for x in (query, key))
-    if is_causal:
-        plan = _causal_plan(query_ranks, key_ranks, num_bits, None, None, rule, base)
-    else:
-        plan = _full_plan(query_ranks, key_ranks, num_bits, None, None, rule)
+    rule = make_rule(num_keys, config.block_size, config.num_neighbors, config.pairing, is_causal, True)
+    ranks = gray_ranks(query, key, planes)
+    plan = _causal_plan(*ranks, None, None, rule, base) if is_causal else _full_plan(*ranks, None, None, rule)
     scores = _scores_of_plan(plan, num_queries, num_keys)
     return Scores(exact + scores.attended, scores.in_tiles)
 

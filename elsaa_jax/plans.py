@@ -55,7 +55,7 @@ class Slots(NamedTuple):
 
     @property
     def no_row(self) -> int:
-        """Of one example: the row of a query that is none, times B."""
+        """How many rows one example has; B times as many is the row that is none."""
         return self.num_queries * self.num_heads
 
     def of_queries(self, x: Array) -> Array:

@@ -117,19 +117,28 @@ def sort_lsh_branch(
     check_int("num_neighbors", num_neighbors, 0)
     check_choice("pairing", pairing, (None, "rank", "bucket"))
     dispatch.check("sort_lsh_attention", implementation)
-    pairing = pairing or ("bucket" if is_causal else "rank")
-    base = (min_length or block_size) if is_causal else min_length
-    # One block holds all keys at most, and no block has more neighbours than there are.
-    block_size = min(block_size, key.shape[1])
-    num_neighbors = min(num_neighbors, -(-key.shape[1] // block_size) - 1)
     sparsity = Sparsity(
-        BlockRule(block_size, num_neighbors, pairing, query_mask is key_mask),
-        base,
+        make_rule(key.shape[1], block_size, num_neighbors, pairing, is_causal, query_mask is key_mask),
+        base_length(block_size, min_length, is_causal),
         is_causal,
         checks.resolve_scale(scale, query.shape[-1]),
         count_keys,
     )
     return _branch(sparsity, query, key, value, planes, query_mask, key_mask)
+
+
+def make_rule(
+    num_keys: int, block_size: int, num_neighbors: int, pairing: Pairing | None, is_causal: bool, same_mask: bool
+) -> BlockRule:
+    """The rule of a call: one block holds all keys at most, and no block has more neighbours than there are."""
+    block_size = min(block_size, num_keys)
+    num_neighbors = min(num_neighbors, -(-num_keys // block_size) - 1)
+    return BlockRule(block_size, num_neighbors, pairing or ("bucket" if is_causal else "rank"), same_mask)
+
+
+def base_length(block_size: int, min_length: int, is_causal: bool) -> int:
+    """Up to how many keys attention is exact, and within stretches of how many where it is causal."""
+    return (min_length or block_size) if is_causal else min_length
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -154,7 +163,7 @@ def _branch(
             count = exact.count_keys(query, num_keys, is_causal, key_mask)
     else:
         plan_of = functools.partial(causal_plan, base=base) if is_causal else full_plan
-        plan = plan_of(*_gray_ranks(query, key, planes), query_mask, key_mask, sparsity.rule)
+        plan = plan_of(*gray_ranks(query, key, planes), query_mask, key_mask, sparsity.rule)
         stretches = Stretches(base, num_queries, num_keys) if is_causal else None
         out, log_mass = _attend((sparsity.scale, stretches), query, key, value, plan, key_mask)
         if sparsity.count_keys:
@@ -179,7 +188,7 @@ def _check_planes(planes: Array, key: Array) -> None:
     check_int("the number of bits of the planes", shape[-2], 1, MAX_HARD_BITS)
 
 
-def _gray_ranks(query: Array, key: Array, planes: Array) -> tuple[Array, Array, int]:
+def gray_ranks(query: Array, key: Array, planes: Array) -> tuple[Array, Array, int]:
     """Gray ranks of the codes, (B, N, T) and (B, K, S), and P; computed once, never differentiated."""
     num_bits = planes.shape[-2]
 
