@@ -18,8 +18,7 @@ from elsaa_jax.config import RaceConfig, SortLshConfig, check_int
 from elsaa_jax.plans import causal_plan, full_plan
 from elsaa_jax.sort_lsh import base_length, gray_ranks, make_rule
 from elsaa_jax.stretches import Stretches
-from elsaa_jax.tiles import TilePlan
-from elsaa_jax.types import Array
+from elsaa_jax.types import Array, TilePlan
 
 
 class Interactions(NamedTuple):

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from elsaa_jax import checks, dispatch
+from elsaa_jax import block_kernels, checks, dispatch
 from elsaa_jax.chunks import pad_axis
 from elsaa_jax.masses import normalize, safe_max
 from elsaa_jax.types import Array, BranchOutput, Implementation
+from pallas_kernels.configs import block_refusal
 
 # Rows and columns of one tile of scores, and how many scores are computed at a time:
 # 4 MiB of them stay in the cache of a CPU.
@@ -59,17 +60,17 @@ def exact_attention(
     checks.check_qkv(query, key, value, is_causal)
     checks.check_mask("key_mask", key_mask, key.shape[0], key.shape[1])
     scale = checks.resolve_scale(scale, query.shape[-1])
-    dispatch.check("exact_attention", implementation)
+    route = dispatch.route(implementation, block_refusal(query, key))
     geometry = make_geometry(query.shape[1], key.shape[1], is_causal, scale, key_mask is not None)
-    return _exact(geometry, query, key, value, key_mask)
+    return _exact((geometry, route), query, key, value, key_mask)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _exact(geometry: Geometry, query: Array, key: Array, value: Array, key_mask: Array | None) -> BranchOutput:
+def _exact(
+    static: tuple[Geometry, dispatch.Route], query: Array, key: Array, value: Array, key_mask: Array | None
+) -> BranchOutput:
     key, value = checks.zero_masked_keys(key_mask, key, value)
-    out, log_mass = _attend(geometry, *to_rows(query, key, value, key_mask))
-    batch = query.shape[0]
-    return BranchOutput(from_query_rows(out, batch).astype(query.dtype), from_query_rows(log_mass, batch))
+    return BranchOutput(*_attend(static, query, key, value, key_mask))
 
 
 def count_keys(query: Array, num_keys: int, is_causal: bool, key_mask: Array | None) -> Array:
@@ -118,24 +119,53 @@ def from_key_rows(x: Array, batch: int) -> Array:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(geometry: Geometry, query: Array, key: Array, value: Array, valid: Array) -> tuple[Array, Array]:
-    return forward(geometry, query, key, value, valid)
+def _attend(
+    static: tuple[Geometry, dispatch.Route], query: Array, key: Array, value: Array, key_mask: Array | None
+) -> tuple[Array, Array]:
+    """out (B, T, N, H), in the query's dtype, and log_mass (B, T, N)."""
+    geometry, route = static
+
+    def kernels(query, key, value, key_mask):
+        return block_kernels.forward(_layout(geometry, route), query, key, value, None, None, key_mask)
+
+    def xla(query, key, value, key_mask):
+        out, log_mass = forward(geometry, *to_rows(query, key, value, key_mask))
+        batch = query.shape[0]
+        return from_query_rows(out, batch).astype(query.dtype), from_query_rows(log_mass, batch)
+
+    return dispatch.choose(route, kernels, xla, query, key, value, key_mask)
 
 
-def _attend_fwd(geometry, query, key, value, valid):
-    out, log_mass = forward(geometry, query, key, value, valid)
-    return (out, log_mass), (query, key, value, valid, out.astype(query.dtype), log_mass)
+def _attend_fwd(static, query, key, value, key_mask):
+    out, log_mass = _attend(static, query, key, value, key_mask)
+    return (out, log_mass), (query, key, value, key_mask, out, log_mass)
 
 
-def _attend_bwd(geometry, residuals, cotangents):
-    query, key, value, valid, out, log_mass = residuals
+def _attend_bwd(static, residuals, cotangents):
+    geometry, route = static
+    query, key, value, key_mask, out, log_mass = residuals
     d_out, d_log_mass = cotangents
     shift = row_shift(out, log_mass, d_out, d_log_mass)
-    d_query, d_key, d_value = backward(geometry, query, key, value, valid, log_mass, d_out, shift)
-    return d_query.astype(query.dtype), d_key.astype(key.dtype), d_value.astype(value.dtype), None
+
+    def kernels(query, key, value, key_mask, *rows):
+        return block_kernels.backward(_layout(geometry, route), query, key, value, None, None, key_mask, *rows)
+
+    def xla(query, key, value, key_mask, *rows):
+        of_queries = (to_query_rows(x, key.shape[2]) for x in rows)
+        d_query, *d_keys = backward(geometry, *to_rows(query, key, value, key_mask), *of_queries)
+        batch = query.shape[0]
+        derivatives = from_query_rows(d_query, batch), *(from_key_rows(d, batch) for d in d_keys)
+        return tuple(d.astype(query.dtype) for d in derivatives)
+
+    return *dispatch.choose(route, kernels, xla, query, key, value, key_mask, log_mass, d_out, shift), None
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)
+
+
+def _layout(geometry: Geometry, route: dispatch.Route) -> block_kernels.Layout:
+    """One stretch that holds all keys."""
+    return block_kernels.Layout(geometry.scale, geometry.num_keys, geometry.is_causal, route.target, route.arithmetic)
 
 
 def row_shift(out: Array, log_mass: Array, d_out: Array, d_log_mass: Array) -> Array:

@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from elsaa_jax.orders import take_along
-from elsaa_jax.tiles import TilePlan
-from elsaa_jax.types import Array
+from elsaa_jax.types import Array, TilePlan
 
 INT32_MAX = 2**31 - 1
 

@@ -19,8 +19,7 @@ from elsaa_jax.orders import (
     take_along,
 )
 from elsaa_jax.pairing import Level, PlanShape, block_plan, flat_rows, place_by_rank, place_in_bucket, tile_plan
-from elsaa_jax.tiles import TilePlan
-from elsaa_jax.types import Array, Pairing
+from elsaa_jax.types import Array, Pairing, TilePlan
 
 # Queries of a tile, where tiles are filled by index: small tiles waste little, large ones run faster.
 TILE_SIZE = 64

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from elsaa_jax import checks, dispatch
+from elsaa_jax import checks, dispatch, race_kernels
 from elsaa_jax.chunks import (
     from_head_rows,
     join_chunks,
@@ -22,7 +22,9 @@ from elsaa_jax.chunks import (
 from elsaa_jax.config import MAX_SOFT_BITS, check_int
 from elsaa_jax.hashing import corner_products
 from elsaa_jax.masses import safe_log
+from elsaa_jax.race_kernels import State
 from elsaa_jax.types import Array, BranchOutput, Implementation
+from pallas_kernels.configs import race_refusal
 
 # Tokens of a chunk where attention is not causal and the chunk is no part of the algorithm.
 FULL_CHUNK = 2048
@@ -74,15 +76,23 @@ def race_attention(
     checks.check_scalar("beta", beta, positive=True)
     checks.check_scalar("eps", eps)
     check_int("chunk_size", chunk_size, 1)
-    dispatch.check("race_attention", implementation)
-    chunk = chunk_size if is_causal else None
-    return _race(chunk, num_ensembles, query, key, value, planes, beta, key_mask, eps)
+    tables = jnp.shape(planes)[-3] // num_ensembles
+    route = dispatch.route(implementation, race_refusal(query, key, tables, jnp.shape(planes)[-2]))
+    chunk = min(chunk_size, key.shape[1]) if is_causal else None
+    return _race(Race(chunk, num_ensembles, route), query, key, value, planes, beta, key_mask, eps)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+class Race(NamedTuple):
+    """The static part of a call."""
+
+    causal_chunk: int | None
+    num_ensembles: int
+    route: dispatch.Route
+
+
+@functools.partial(jax.jit, static_argnums=0)
 def _race(
-    causal_chunk: int | None,
-    num_ensembles: int,
+    static: Race,
     query: Array,
     key: Array,
     value: Array,
@@ -92,13 +102,67 @@ def _race(
     eps: float | Array,
 ) -> BranchOutput:
     key, value = checks.zero_masked_keys(key_mask, key, value)
-    valid = jnp.ones(key.shape[:2], bool) if key_mask is None else key_mask
-    codes = Codes(planes, beta, num_ensembles)
-    if causal_chunk is None:
-        out, den = _full(query, key, value, valid, codes, eps)
-    else:
-        out, den = _causal(query, key, value, valid, codes, eps, causal_chunk)
-    return BranchOutput(out.astype(query.dtype), _log_mass(den))
+    numbers = jnp.asarray(beta, jnp.float32), jnp.asarray(eps, jnp.float32)
+    out, den = _attend(static, query, key, value, planes, *numbers, key_mask)
+    return BranchOutput(out, _log_mass(den))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(
+    static: Race,
+    query: Array,
+    key: Array,
+    value: Array,
+    planes: Array,
+    beta: Array,
+    eps: Array,
+    key_mask: Array | None,
+) -> tuple[Array, Array]:
+    """out (B, T, N, H), in the query's dtype, and Den (B, T, N)."""
+    return _attend_fwd(static, query, key, value, planes, beta, eps, key_mask)[0]
+
+
+def _attend_fwd(static, *arrays):
+    kernels = functools.partial(race_kernels.forward, _layout(static))
+    out, den, state = dispatch.choose(static.route, kernels, functools.partial(_forward, static), *arrays)
+    return (out, den), (arrays, state)
+
+
+def _attend_bwd(static, residuals, cotangents):
+    arrays, state = residuals
+    kernels = functools.partial(race_kernels.backward, _layout(static))
+    xla = functools.partial(_backward, static)
+    return *dispatch.choose(static.route, kernels, xla, *arrays, state, *cotangents), None
+
+
+_attend.defvjp(_attend_fwd, _attend_bwd)
+
+
+def _layout(static: Race) -> race_kernels.Layout:
+    route = static.route
+    return race_kernels.Layout(static.causal_chunk, static.num_ensembles, route.target, route.arithmetic)
+
+
+def _forward(static, query, key, value, planes, beta, eps, key_mask):
+    """out, Den and what they were read from."""
+    state = _state(static, query.shape[1], key, value, planes, beta, key_mask)
+    return *_readout(static, query, key, value, planes, beta, eps, key_mask, state), state
+
+
+def _backward(static, query, key, value, planes, beta, eps, key_mask, state, d_out, d_den):
+    """The derivatives of `_forward`; soft codes are computed again, chunk by chunk."""
+
+    def readout(query, key, value, planes, beta, eps, state):
+        return _readout(static, query, key, value, planes, beta, eps, key_mask, state)
+
+    def summarise(key, value, planes, beta):
+        return _state(static, query.shape[1], key, value, planes, beta, key_mask)
+
+    _, readout_vjp = jax.vjp(readout, query, key, value, planes, beta, eps, state)
+    d_query, *of_readout, d_eps, d_state = readout_vjp((d_out, d_den))
+    _, state_vjp = jax.vjp(summarise, key, value, planes, beta)
+    d_key, d_value, d_planes, d_beta = jax.tree.map(jnp.add, tuple(of_readout), state_vjp(d_state))
+    return d_query, d_key, d_value, d_planes, d_beta, d_eps
 
 
 def _check_planes(planes: Array, key: Array, num_ensembles: int) -> None:
@@ -189,51 +253,77 @@ def _finish(den: Array, num: Array, codes: Codes, eps: float | Array) -> tuple[A
     return jnp.mean(num / jnp.where(den > 0, den + eps, 1.0)[..., None], axis=1), den.mean(1)
 
 
-def _full(
-    query: Array, key: Array, value: Array, valid: Array, codes: Codes, eps: float | Array
-) -> tuple[Array, Array]:
-    """Alg. 2. Chunks bound the memory: none of the soft codes outlives its own."""
-    batch, num_queries, num_kv_heads = query.shape[0], query.shape[1], key.shape[2]
-    query_size, size = min(FULL_CHUNK, num_queries), min(FULL_CHUNK, key.shape[1])
+def _state(
+    static: Race, num_queries: int, key: Array, value: Array, planes: Array, beta: Array, key_mask: Array | None
+) -> State:
+    """What queries read: the summary of all keys, or those of the chunks before each chunk with a query."""
+    codes = Codes(planes, beta, static.num_ensembles)
+    batch, num_keys = key.shape[:2]
+    size = static.causal_chunk or min(FULL_CHUNK, num_keys)
+    chunks = [split_chunks(x, size) for x in (key, value, _valid(key, key_mask))]
+
+    def summarise(chunk):
+        return _summary(codes, *unfold(chunk, batch))
+
+    if static.causal_chunk is not None:
+        # Alg. 3: a prefix sum of chunk summaries.
+        summaries = lax.map(jax.checkpoint(summarise), chunks)
+        upto = lax.associative_scan(lambda a, b: jax.tree.map(jnp.add, a, b), summaries)
+        first = (num_keys - num_queries) // size
+        return State(*(pad_axis(x, 0, 1, 0)[first:-1] for x in upto))
 
     def add(total, chunk):
-        return jax.tree.map(jnp.add, total, _summary(codes, *unfold(chunk, batch))), None
+        return jax.tree.map(jnp.add, total, summarise(chunk)), None
 
-    def read(chunk):
-        (query,) = unfold(chunk, batch)
-        parts = _finish(*_read(codes(query, num_kv_heads), *total), codes, eps)
-        return tuple(from_head_rows(x, num_kv_heads, query_size) for x in parts)
-
-    chunks = split_chunks(key, size), split_chunks(value, size), split_chunks(valid, size)
-    shapes = jax.eval_shape(lambda chunks: _summary(codes, *unfold([x[0] for x in chunks], batch)), chunks)
+    shapes = jax.eval_shape(summarise, [x[0] for x in chunks])
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    total, _ = lax.scan(jax.checkpoint(add), zeros, chunks)
-    out, den = lax.map(jax.checkpoint(read), (split_chunks(query, query_size),))
-    return join_chunks(out, num_queries), join_chunks(den, num_queries)
+    return State(*lax.scan(jax.checkpoint(add), zeros, chunks)[0])
 
 
-def _causal(
-    query: Array, key: Array, value: Array, valid: Array, codes: Codes, eps: float | Array, chunk_size: int
+def _readout(
+    static: Race,
+    query: Array,
+    key: Array,
+    value: Array,
+    planes: Array,
+    beta: Array,
+    eps: Array,
+    key_mask: Array | None,
+    state: State,
 ) -> tuple[Array, Array]:
-    """Alg. 3: a prefix sum of chunk summaries, and a masked product within the chunk."""
+    """out and Den from the state and, where causal, from each query's own chunk."""
+    codes = Codes(planes, beta, static.num_ensembles)
     batch, num_queries = query.shape[:2]
     num_keys, num_kv_heads = key.shape[1:3]
-    size = min(chunk_size, num_keys)
-    first, start = divmod(num_keys - num_queries, size)
-    chunks = split_chunks(key, size), split_chunks(value, size), split_chunks(valid, size)
-    summaries = lax.map(jax.checkpoint(lambda chunk: _summary(codes, *unfold(chunk, batch))), chunks)
-    upto = lax.associative_scan(lambda a, b: jax.tree.map(jnp.add, a, b), summaries)
-    before = jax.tree.map(lambda x: pad_axis(x, 0, 1, 0)[first:-1], upto)
+    if static.causal_chunk is None:
+        # Alg. 2. Chunks bound the memory: none of the soft codes outlives its own.
+        size, start = min(FULL_CHUNK, num_queries), 0
 
-    def read(chunk):
-        tokens, before = chunk
-        query, key, value, valid = unfold(tokens, batch)
-        query_codes = codes(query, num_kv_heads)
-        den, num = _read(query_codes, *before)
-        own = _read_past(query_codes, codes.of_keys(key, valid), to_head_rows(value, num_kv_heads))
-        parts = _finish(den + own[0], num + own[1], codes, eps)
-        return tuple(from_head_rows(x, num_kv_heads, size) for x in parts)
+        def read(chunk):
+            (query,) = unfold(chunk, batch)
+            parts = _finish(*_read(codes(query, num_kv_heads), *state), codes, eps)
+            return tuple(from_head_rows(x, num_kv_heads, size) for x in parts)
 
-    tokens = (split_chunks(query, size, start), *(x[first:] for x in chunks))
-    out, den = lax.map(jax.checkpoint(read), (tokens, before))
-    return join_chunks(out, num_queries, start), join_chunks(den, num_queries, start)
+        out, den = lax.map(jax.checkpoint(read), (split_chunks(query, size),))
+    else:
+        size = static.causal_chunk
+        first, start = divmod(num_keys - num_queries, size)
+
+        def read_causally(chunk):
+            tokens, before = chunk
+            query, key, value, valid = unfold(tokens, batch)
+            query_codes = codes(query, num_kv_heads)
+            den, num = _read(query_codes, *before)
+            own = _read_past(query_codes, codes.of_keys(key, valid), to_head_rows(value, num_kv_heads))
+            parts = _finish(den + own[0], num + own[1], codes, eps)
+            return tuple(from_head_rows(x, num_kv_heads, size) for x in parts)
+
+        keys = (split_chunks(x, size)[first:] for x in (key, value, _valid(key, key_mask)))
+        tokens = split_chunks(query, size, start), *keys
+        out, den = lax.map(jax.checkpoint(read_causally), (tokens, state))
+    out, den = join_chunks(out, num_queries, start), join_chunks(den, num_queries, start)
+    return out.astype(query.dtype), den
+
+
+def _valid(key: Array, key_mask: Array | None) -> Array:
+    return jnp.ones(key.shape[:2], bool) if key_mask is None else key_mask

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from elsaa_jax import checks, dispatch, exact, tiles
+from elsaa_jax import block_kernels, checks, dispatch, exact, tiles
 from elsaa_jax.config import MAX_HARD_BITS, check_choice, check_int
 from elsaa_jax.hashing import gray_rank, hard_codes
 from elsaa_jax.plans import BlockRule, causal_plan, full_plan
 from elsaa_jax.stretches import Stretches
-from elsaa_jax.types import Array, BranchOutput, Implementation, Pairing
+from elsaa_jax.types import Array, BranchOutput, Implementation, Pairing, TilePlan
+from pallas_kernels.configs import block_refusal
 
 
 def sort_lsh_attention(
@@ -88,6 +89,7 @@ class Sparsity(NamedTuple):
     is_causal: bool
     scale: float
     count_keys: bool
+    route: dispatch.Route
 
 
 def sort_lsh_branch(
@@ -116,13 +118,14 @@ def sort_lsh_branch(
     check_int("min_length", min_length, 0)
     check_int("num_neighbors", num_neighbors, 0)
     check_choice("pairing", pairing, (None, "rank", "bucket"))
-    dispatch.check("sort_lsh_attention", implementation)
+    route = dispatch.route(implementation, block_refusal(query, key))
     sparsity = Sparsity(
         make_rule(key.shape[1], block_size, num_neighbors, pairing, is_causal, query_mask is key_mask),
         base_length(block_size, min_length, is_causal),
         is_causal,
         checks.resolve_scale(scale, query.shape[-1]),
         count_keys,
+        route,
     )
     return _branch(sparsity, query, key, value, planes, query_mask, key_mask)
 
@@ -157,7 +160,13 @@ def _branch(
     count = None
     if num_keys <= base:
         out, log_mass = exact.exact_attention(
-            query, key, value, is_causal=is_causal, key_mask=key_mask, scale=sparsity.scale
+            query,
+            key,
+            value,
+            is_causal=is_causal,
+            key_mask=key_mask,
+            scale=sparsity.scale,
+            implementation=sparsity.route.implementation,
         )
         if sparsity.count_keys:
             count = exact.count_keys(query, num_keys, is_causal, key_mask)
@@ -165,7 +174,8 @@ def _branch(
         plan_of = functools.partial(causal_plan, base=base) if is_causal else full_plan
         plan = plan_of(*gray_ranks(query, key, planes), query_mask, key_mask, sparsity.rule)
         stretches = Stretches(base, num_queries, num_keys) if is_causal else None
-        out, log_mass = _attend((sparsity.scale, stretches), query, key, value, plan, key_mask)
+        masks = query_mask, key_mask
+        out, log_mass = _attend((sparsity.scale, stretches, sparsity.route), query, key, value, plan, masks)
         if sparsity.count_keys:
             count = tiles.count_keys(plan, query.size // query.shape[-1], key.size // key.shape[-1])
             count = count.reshape(query.shape[:3])
@@ -174,7 +184,7 @@ def _branch(
     if query_mask is not None:
         keep = query_mask[:, :, None]
         out, log_mass = jnp.where(keep[..., None], out, 0), jnp.where(keep, log_mass, -jnp.inf)
-    return BranchOutput(out.astype(query.dtype), log_mass), count
+    return BranchOutput(out, log_mass), count
 
 
 def _check_planes(planes: Array, key: Array) -> None:
@@ -200,55 +210,70 @@ def gray_ranks(query: Array, key: Array, planes: Array) -> tuple[Array, Array, i
     return ranks(query, query_planes), ranks(key, planes), num_bits
 
 
+Static: TypeAlias = tuple[float, Stretches | None, dispatch.Route]
+Masks: TypeAlias = tuple[Array | None, Array | None]
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(
-    static: tuple[float, Stretches | None],
-    query: Array,
-    key: Array,
-    value: Array,
-    plan: tiles.TilePlan,
-    key_mask: Array | None,
+    static: Static, query: Array, key: Array, value: Array, plan: TilePlan, masks: Masks
 ) -> tuple[Array, Array]:
-    """out (B, T, N, H) and log_mass (B, T, N) in float32, over all that the plan and the stretches name."""
-    scale, stretches = static
-    start = None
-    if stretches is not None:
-        out, log_mass = stretches.forward(scale, query, key, value, key_mask)
-        start = _flat(out), _flat(log_mass)
-    out, log_mass = tiles.forward(plan, scale, _flat(query), _flat(key), _flat(value), start)
-    return out.reshape(query.shape), log_mass.reshape(query.shape[:3])
+    """out (B, T, N, H), in the query's dtype, and log_mass (B, T, N), over all that the plan and the stretches name."""
+    route = static[2]
+
+    def kernels(query, key, value, plan, masks):
+        return block_kernels.forward(_layout(static), query, key, value, plan, *masks)
+
+    xla = functools.partial(_attend_xla, static)
+    return dispatch.choose(route, kernels, xla, query, key, value, plan, masks)
 
 
-def _attend_fwd(static, query, key, value, plan, key_mask):
-    out, log_mass = _attend(static, query, key, value, plan, key_mask)
-    return (out, log_mass), (query, key, value, plan, key_mask, out.astype(query.dtype), log_mass)
+def _attend_fwd(static, query, key, value, plan, masks):
+    out, log_mass = _attend(static, query, key, value, plan, masks)
+    return (out, log_mass), (query, key, value, plan, masks, out, log_mass)
 
 
 def _attend_bwd(static, residuals, cotangents):
-    scale, stretches = static
-    query, key, value, plan, key_mask, out, log_mass = residuals
+    query, key, value, plan, masks, out, log_mass = residuals
     d_out, d_log_mass = cotangents
     shift = exact.row_shift(out, log_mass, d_out, d_log_mass)
-    if stretches is None:
-        start = tuple(jnp.zeros(x.shape, jnp.float32) for x in (query, key, value))
-    else:
-        start = stretches.backward(scale, query, key, value, key_mask, log_mass, d_out, shift)
-    derivatives = tiles.backward(
-        plan,
-        scale,
-        _flat(query),
-        _flat(key),
-        _flat(value),
-        _flat(log_mass),
-        _flat(d_out),
-        _flat(shift),
-        (_flat(start[0]), _flat(start[1]), _flat(start[2])),
-    )
-    d_qkv = (d.reshape(x.shape).astype(x.dtype) for d, x in zip(derivatives, (query, key, value), strict=True))
-    return *d_qkv, None, None
+
+    def kernels(query, key, value, plan, masks, *rows):
+        return block_kernels.backward(_layout(static), query, key, value, plan, *masks, *rows)
+
+    xla = functools.partial(_derive_xla, static)
+    arrays = query, key, value, plan, masks, log_mass, d_out, shift
+    return *dispatch.choose(static[2], kernels, xla, *arrays), None, None
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)
+
+
+def _layout(static: Static) -> block_kernels.Layout:
+    scale, stretches, route = static
+    base = None if stretches is None else stretches.base
+    return block_kernels.Layout(scale, base, stretches is not None, route.target, route.arithmetic)
+
+
+def _attend_xla(static, query, key, value, plan, masks):
+    scale, stretches, _ = static
+    start = None
+    if stretches is not None:
+        out, log_mass = stretches.forward(scale, query, key, value, masks[1])
+        start = _flat(out), _flat(log_mass)
+    out, log_mass = tiles.forward(plan, scale, _flat(query), _flat(key), _flat(value), start)
+    return out.reshape(query.shape).astype(query.dtype), log_mass.reshape(query.shape[:3])
+
+
+def _derive_xla(static, query, key, value, plan, masks, log_mass, d_out, shift):
+    scale, stretches, _ = static
+    if stretches is None:
+        start = tuple(jnp.zeros(x.shape, jnp.float32) for x in (query, key, value))
+    else:
+        start = stretches.backward(scale, query, key, value, masks[1], log_mass, d_out, shift)
+    rows = _flat(query), _flat(key), _flat(value), _flat(log_mass), _flat(d_out), _flat(shift)
+    derivatives = tiles.backward(plan, scale, *rows, (_flat(start[0]), _flat(start[1]), _flat(start[2])))
+    return tuple(d.reshape(x.shape).astype(x.dtype) for d, x in zip(derivatives, (query, key, value), strict=True))
 
 
 def _flat(x: Array) -> Array:

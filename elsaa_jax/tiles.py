@@ -10,33 +10,15 @@ An index past the end of the rows is no row: it pads tiles and blocks, and stand
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax.numpy as jnp
 from jax import lax
 
 from elsaa_jax.exact import logits_vjp
 from elsaa_jax.masses import mix, normalize, safe_max, softmax_pair
-from elsaa_jax.types import Array
+from elsaa_jax.types import Array, TilePlan
 
 # Scores that are computed at a time: few enough to stay in the cache of a CPU.
 SCORES_AT_A_TIME = 2**19
-
-
-class TilePlan(NamedTuple):
-    """Which queries attend to which keys, for each level of a causal split (one level otherwise).
-
-    Attributes:
-      query_rows: (levels, A, t) int32, rows of the queries of each tile. Within a level a
-        query stands in at most one tile.
-      key_rows: (levels, C, s) int32, rows of the keys of each block.
-      blocks: (levels, A, w) int32, the blocks of each tile; an index past C is no block.
-        None: tile a attends to block a, and to that alone.
-    """
-
-    query_rows: Array
-    key_rows: Array
-    blocks: Array | None
 
 
 def forward(

@@ -43,3 +43,19 @@ class BranchOutput(NamedTuple):
 
     out: Array
     log_mass: Array
+
+
+class TilePlan(NamedTuple):
+    """Which queries attend to which keys, for each level of a causal split (one level otherwise).
+
+    Attributes:
+      query_rows: (levels, A, t) int32, rows of the queries of each tile. Within a level a
+        query stands in at most one tile.
+      key_rows: (levels, C, s) int32, rows of the keys of each block.
+      blocks: (levels, A, w) int32, the blocks of each tile; an index past C is no block.
+        None: tile a attends to block a, and to that alone.
+    """
+
+    query_rows: Array
+    key_rows: Array
+    blocks: Array | None

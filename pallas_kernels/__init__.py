@@ -1,4 +1,10 @@
-"""Pallas GPU kernels: arrays in, arrays out; nothing of `elsaa_jax` is imported here.
+"""Pallas GPU kernels: arrays in, arrays out. No kernel imports anything of `elsaa_jax`; the check of them does.
 
-There is none yet: every function of `elsaa_jax` runs in XLA, on every platform.
+configs          tiles, warps and stages by kernel, dtype, head dimension and target; what is refused
+launch           the one way in which a kernel is called, and its loads, stores and dots
+block_attention  the sparse branch and exact attention: rows through index arrays
+soft_codes       soft codes of RACE inside a kernel
+race             RACE forward: summaries and readout
+race_backward    RACE backward
+check            what can be proved without a GPU: `python -m pallas_kernels.check`
 """

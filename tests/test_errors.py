@@ -12,6 +12,8 @@ from elsaa_jax import nnx as elsaa_nnx
 
 X = jnp.ones((2, 8, 4, 16))
 KV = jnp.ones((2, 8, 2, 16))
+WIDE = {"q": jnp.ones((2, 8, 4, 128)), "k": jnp.ones((2, 8, 2, 128)), "v": jnp.ones((2, 8, 2, 128))}
+HALF = KV.astype(jnp.float16)
 THREE = jnp.ones((2, 8, 3, 16))
 PLANES = jnp.ones((5, 16))
 TABLES = jnp.ones((3, 3, 16))
@@ -60,8 +62,17 @@ def test_arrays(function, kwargs, message):
     ("function", "kwargs", "message"),
     [
         ("exact_attention", {"implementation": "cuda"}, "implementation is 'cuda'; it must be one of None, 'xla'"),
-        ("exact_attention", {"implementation": "pallas"}, "'pallas', but exact_attention has no Pallas kernel"),
-        ("race_attention", {"implementation": "interpret"}, "'interpret', but race_attention has no Pallas kernel"),
+        ("exact_attention", {"implementation": "pallas"}, "'pallas', which runs on a GPU.*cpu; use 'interpret'"),
+        ("race_attention", {"implementation": "pallas"}, "'pallas', which runs on a GPU.*cpu; use 'interpret'"),
+        ("sort_lsh_attention", {"implementation": "pallas"}, "'pallas', which runs on a GPU.*cpu; use 'interpret'"),
+        ("exact_attention", {"q": X.astype(jnp.float16), "k": HALF, "v": HALF, "implementation": "interpret"},
+         "'interpret', but the kernels take bfloat16 and float32, not float16; use None or 'xla'"),
+        ("exact_attention", {"q": X[..., :8], "k": KV[..., :8], "v": KV[..., :8], "implementation": "interpret"},
+         "head dimensions 16, 32, 64, 128, not 8"),
+        ("race_attention", {"planes": jnp.ones((4, 5, 16)), "implementation": "interpret"},
+         "at most 64 buckets.*not 128"),
+        ("race_attention", {**WIDE, "planes": jnp.ones((3, 3, 128)), "implementation": "interpret"},
+         "head dimensions up to 64, not 128"),
         ("exact_attention", {"scale": float("nan")}, "scale is nan; it must be a finite number"),
         ("sort_lsh_attention", {"block_size": 0}, "block_size is 0; it must be an integer >= 1"),
         ("sort_lsh_attention", {"block_size": -8}, "block_size is -8"),
@@ -216,7 +227,8 @@ def test_masks_of_layers(shape, allowed):
 
 
 @pytest.mark.parametrize("attention", elsaa_jax.ATTENTION_KINDS)
-def test_layers_fail_loudly_without_kernels(attention):
-    layer = elsaa_jax.ELSAA(num_heads=4, attention=attention, implementation="pallas")
-    with pytest.raises(ValueError, match=r"implementation is 'pallas', but .* has no Pallas kernel"):
+def test_layers_fail_loudly_without_a_gpu(attention):
+    layer = elsaa_jax.ELSAA(num_heads=2, attention=attention, implementation="pallas")
+    reason = "has no Pallas kernel" if attention == "performer" else "runs on a GPU"
+    with pytest.raises(ValueError, match=f"implementation is 'pallas', .* {reason}"):
         layer.init(jax.random.key(0), jnp.ones((2, 8, 32)))
