@@ -5,6 +5,8 @@ Where bits, transforms or seconds are compared, a test compiles as users do, by 
 
 import importlib.metadata
 
+import pytest
+
 # Option of XLA: (in tests, for users).
 OPTIONS = {"xla_backend_optimization_level": (0, 3), "xla_llvm_disable_expensive_passes": (True, False)}
 if importlib.metadata.version("jaxlib").startswith("0.10."):
@@ -19,3 +21,9 @@ def optimized(function):
     import jax  # Reads XLA_FLAGS, which conftest.py sets from FLAGS.
 
     return jax.jit(function, compiler_options={name: usual for name, (_, usual) in OPTIONS.items()})
+
+
+# From JAX 0.11 on, lowering a kernel compiles it, which needs the CUDA plugin, and keeps no Triton IR.
+TRITON_IR = pytest.mark.skipif(
+    not importlib.metadata.version("jaxlib").startswith("0.10."), reason="this JAX keeps no Triton IR in a program"
+)
