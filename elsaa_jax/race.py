@@ -77,8 +77,8 @@ def race_attention(
     checks.check_scalar("eps", eps)
     check_int("chunk_size", chunk_size, 1)
     tables = jnp.shape(planes)[-3] // num_ensembles
-    route = dispatch.route(implementation, race_refusal(query, key, tables, jnp.shape(planes)[-2]))
     chunk = min(chunk_size, key.shape[1]) if is_causal else None
+    route = dispatch.route(implementation, race_refusal(query, key, tables, jnp.shape(planes)[-2], chunk))
     return _race(Race(chunk, num_ensembles, route), query, key, value, planes, beta, key_mask, eps)
 
 

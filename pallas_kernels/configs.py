@@ -176,11 +176,17 @@ def block_refusal(query: jax.Array, key: jax.Array) -> str | None:
     return None
 
 
-def race_refusal(query: jax.Array, key: jax.Array, num_tables: int, num_bits: int) -> str | None:
+def race_refusal(
+    query: jax.Array, key: jax.Array, num_tables: int, num_bits: int, causal_chunk: int | None
+) -> str | None:
     """Why the RACE kernels cannot take arrays (..., H) like these and such tables; None: they can."""
     features, head_dim = num_tables << num_bits, query.shape[-1]
     if head_dim > MAX_RACE_HEAD_DIM:
         return f"the RACE kernels take head dimensions up to {MAX_RACE_HEAD_DIM}, not {head_dim}: registers would spill"
     if features > MAX_FEATURES:
         return f"the RACE kernels take at most {MAX_FEATURES} buckets (tables x 2**bits) of an ensemble, not {features}"
+    batch, num_keys, num_kv_heads, _ = key.shape
+    summaries = -(-num_keys // (causal_chunk or num_keys)) * batch * num_kv_heads * MAX_FEATURES * head_dim
+    if summaries > MAX_ELEMENTS:
+        return f"summaries of chunks of {causal_chunk} tokens have {summaries} elements, more than {MAX_ELEMENTS}"
     return block_refusal(query, key)

@@ -82,6 +82,12 @@ def test_the_table_has_every_configuration():
         pass
 
 
+def test_summaries_whose_offsets_would_overflow_are_refused():
+    x = jax.ShapeDtypeStruct((1, 2**21, 8, 64), jnp.float32)
+    assert configs.race_refusal(x, x, 4, 4, 256) is None
+    assert "chunks of 16 tokens have 4294967296 elements" in str(configs.race_refusal(x, x, 4, 4, 16))
+
+
 @pytest.mark.parametrize(("size", "length", "tile"), [(64, 5, 16), (64, 17, 32), (64, 64, 64), (32, 1000, 32)])
 def test_tiles_fit(size, length, tile):
     assert configs.fit(size, length) == tile
