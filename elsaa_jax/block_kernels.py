@@ -15,7 +15,7 @@ from elsaa_jax.chunks import pad_axis
 from elsaa_jax.kernel_plans import Stretch, kernel_plan, stretch_plan
 from elsaa_jax.types import Array, DType, TilePlan
 from pallas_kernels import block_attention
-from pallas_kernels.configs import Arithmetic, Settings, settings_of
+from pallas_kernels.configs import Arithmetic, Launcher, Settings, settings_of
 
 
 class Layout(NamedTuple):
@@ -27,6 +27,7 @@ class Layout(NamedTuple):
       is_causal: whether a query sees its past alone within a stretch.
       target: compute capability, 90 for 9.0.
       arithmetic: "gpu", or what the interpreter does.
+      launcher: "pallas", or "jax-triton" for the forward pass.
     """
 
     scale: float
@@ -34,10 +35,12 @@ class Layout(NamedTuple):
     is_causal: bool
     target: int
     arithmetic: Arithmetic
+    launcher: Launcher
 
     def settings(self, kernel: str, x: Array) -> Settings:
         """The settings of a kernel for arrays like `x`."""
-        return settings_of(kernel, x.dtype.name, x.shape[-1], self.target)._replace(arithmetic=self.arithmetic)
+        settings = settings_of(kernel, x.dtype.name, x.shape[-1], self.target)
+        return settings._replace(arithmetic=self.arithmetic, launcher=self.launcher)
 
 
 def forward(

@@ -33,11 +33,13 @@ class Route(NamedTuple):
       implementation: what the caller asked for, or "xla" where the kernels refuse.
       target: the compute capability whose tiles the kernels take, 90 for 9.0.
       arithmetic: "gpu", or what the interpreter does; see `configs.Settings`.
+      launcher: "pallas", or "jax-triton" within `configs.use_jax_triton`.
     """
 
     implementation: Implementation | None
     target: int
     arithmetic: configs.Arithmetic
+    launcher: configs.Launcher = "pallas"
 
 
 XLA = Route("xla", 0, "gpu")
@@ -70,7 +72,7 @@ def route(implementation: Implementation | None, refusal: str | None) -> Route:
     if refusal is not None:
         raise ValueError(f"implementation is {implementation!r}, but {refusal}; use None or 'xla'")
     arithmetic = configs.interpreter_arithmetic() if implementation == "interpret" else "gpu"
-    return Route(implementation, configs.local_target(), arithmetic)
+    return Route(implementation, configs.local_target(), arithmetic, configs.launcher())
 
 
 def choose(route: Route, kernels: Callable[..., Any], xla: Callable[..., Any], *arrays: Any) -> Any:

@@ -165,7 +165,8 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 
 def _layout(geometry: Geometry, route: dispatch.Route) -> block_kernels.Layout:
     """One stretch that holds all keys."""
-    return block_kernels.Layout(geometry.scale, geometry.num_keys, geometry.is_causal, route.target, route.arithmetic)
+    stretch = geometry.num_keys, geometry.is_causal
+    return block_kernels.Layout(geometry.scale, *stretch, route.target, route.arithmetic, route.launcher)
 
 
 def row_shift(out: Array, log_mass: Array, d_out: Array, d_log_mass: Array) -> Array:

@@ -252,7 +252,8 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 def _layout(static: Static) -> block_kernels.Layout:
     scale, stretches, route = static
     base = None if stretches is None else stretches.base
-    return block_kernels.Layout(scale, base, stretches is not None, route.target, route.arithmetic)
+    stretch = base, stretches is not None
+    return block_kernels.Layout(scale, *stretch, route.target, route.arithmetic, route.launcher)
 
 
 def _attend_xla(static, query, key, value, plan, masks):

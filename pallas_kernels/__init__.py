@@ -3,6 +3,7 @@
 configs          tiles, warps and stages by kernel, dtype, head dimension and target; what is refused
 launch           the one way in which a kernel is called, and its loads, stores and dots
 block_attention  the sparse branch and exact attention: rows through index arrays
+triton_route     block attention forward as a Triton kernel that jax-triton launches
 soft_codes       soft codes of RACE inside a kernel
 race             RACE forward: summaries and readout
 race_backward    RACE backward

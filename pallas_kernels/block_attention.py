@@ -89,8 +89,12 @@ def forward(
         again. None: every query stands in a tile.
       dtype: of out, and of that of `start`.
       geometry: scale and causality.
-      settings: of the kernel "block_forward".
+      settings: of the kernel "block_forward"; their launcher says whether it is this kernel or that of `triton_route`.
     """
+    if settings.launcher == "jax-triton":
+        from pallas_kernels import triton_route
+
+        return triton_route.forward(plan, query, key, value, start, dtype, geometry, settings)
     kernel = functools.partial(_forward_kernel, geometry=geometry, settings=settings, merges=start is not None)
     out = jax.ShapeDtypeStruct(query.shape, dtype)
     log_mass = jax.ShapeDtypeStruct(query.shape[:1], jnp.float32)

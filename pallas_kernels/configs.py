@@ -24,6 +24,7 @@ DEFAULT_TARGET = 120
 
 
 Arithmetic: TypeAlias = Literal["gpu", "float32", "tf32"]
+Launcher: TypeAlias = Literal["pallas", "jax-triton"]
 
 
 class Settings(NamedTuple):
@@ -36,6 +37,7 @@ class Settings(NamedTuple):
       num_stages: how many steps of a loop are in flight.
       arithmetic: "gpu" compiles; "float32" runs in the interpreter, where dots of float32 factors
         are exact; "tf32" too, with those factors rounded as a GPU does.
+      launcher: "jax-triton" launches the kernels that `triton_route` has, and Pallas the others.
     """
 
     query_tile: int
@@ -43,6 +45,7 @@ class Settings(NamedTuple):
     num_warps: int
     num_stages: int
     arithmetic: Arithmetic = "gpu"
+    launcher: Launcher = "pallas"
 
 
 BLOCK_KERNELS = ("block_forward", "block_backward_query", "block_backward_key")
@@ -104,6 +107,7 @@ _TABLE = {
 }  # fmt: skip
 
 _round_tf32 = contextvars.ContextVar("round_tf32", default=False)
+_launcher: contextvars.ContextVar[Launcher] = contextvars.ContextVar("launcher", default="pallas")
 _target: contextvars.ContextVar[int | None] = contextvars.ContextVar("target", default=None)
 
 
@@ -161,6 +165,21 @@ def emulate_tf32() -> Iterator[None]:
         yield
     finally:
         _round_tf32.reset(token)
+
+
+def launcher() -> Launcher:
+    """Who launches the kernels that both can: Pallas, or what `use_jax_triton` says."""
+    return _launcher.get()
+
+
+@contextlib.contextmanager
+def use_jax_triton() -> Iterator[None]:
+    """Within it, the forward pass of block attention is traced as a Triton kernel that jax-triton launches."""
+    token = _launcher.set("jax-triton")
+    try:
+        yield
+    finally:
+        _launcher.reset(token)
 
 
 def block_refusal(query: jax.Array, key: jax.Array) -> str | None:

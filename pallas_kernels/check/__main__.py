@@ -109,6 +109,24 @@ def check_layers(report: Report) -> None:
         report.add("layers", f"ELSAA{' causal' * layer.is_causal} {LAYER_TARGET}", fields, layer.failure)
 
 
+def check_jax_triton(report: Report, whole: bool) -> None:
+    """The Triton kernel behind block attention: its numbers, and its compilation for one target."""
+    from pallas_kernels.check import compiling, jax_triton
+
+    lacking = jax_triton.missing()
+    if lacking is not None:
+        report.skipped["jax-triton"] = lacking
+        return
+    for result in jax_triton.interpret():
+        report.add("jax-triton", f"{result.case} {result.error or 0:.1e}", result._asdict(), result.failure)
+    lacking = compiling.missing().get("compilation")
+    if lacking is not None:
+        report.skipped["jax-triton, compiled"] = lacking
+        return
+    for result in jax_triton.compile_kernels(whole):
+        report.add("jax-triton", f"{result.case} {result.registers} registers", result._asdict(), result.failure)
+
+
 def table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
     """Rows as text, in columns that are as wide as they must be."""
     cells = [list(columns)]
@@ -132,6 +150,7 @@ COLUMNS = {
         "kernel", "dtype", "head_dim", "block", "form", "target", "registers", "spilled", "shared", "tensor_cores",
         "failure",
     ),
+    "jax-triton": ("case", "error", "registers", "spilled", "shared", "tensor_cores", "failure"),
     "layers": ("is_causal", "target", "kernels", "temporary", "growth", "share", "failure"),
 }  # fmt: skip
 
@@ -156,6 +175,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         check_addresses(report)
     if "compilation" in steps:
         check_compilation(report, targets, options.all)
+    if "jax-triton" in steps:
+        check_jax_triton(report, options.all)
     if "layers" in steps:
         check_layers(report)
     if options.json:

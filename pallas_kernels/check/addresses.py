@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import elsaa_jax
+from elsaa_jax import reference
 from pallas_kernels import block_attention, configs, launch, race, race_backward
 from pallas_kernels.check import triton_ir
 
@@ -41,11 +42,18 @@ class Case(NamedTuple):
 
     def run(self, implementation: str, *arrays: jax.Array) -> Any:
         """The branch."""
+        return self._call(elsaa_jax, *arrays, implementation=implementation)
+
+    def run_reference(self, *arrays: jax.Array) -> Any:
+        """The branch by its definition."""
+        return self._call(reference, *arrays)
+
+    def _call(self, module: Any, *arrays: jax.Array, **extra_options: Any) -> Any:
         planes = elsaa_jax.sample_planes(jax.random.key(0), (3, 3, 16)) / 2
         mask = jnp.asarray(np.random.default_rng(1).random((2, self.num_keys)) < 0.8) if self.masked else None
         extra = {"race_attention": (planes,), "sort_lsh_attention": (planes[0],)}.get(self.function, ())
-        options = {**self.options, "is_causal": self.is_causal, "key_mask": mask, "implementation": implementation}
-        return getattr(elsaa_jax, self.function)(*arrays, *extra, **options)
+        options = {**self.options, "is_causal": self.is_causal, "key_mask": mask, **extra_options}
+        return getattr(module, self.function)(*arrays, *extra, **options)
 
 
 CASES = [

@@ -9,7 +9,16 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels import block_attention, race, race_backward
-from pallas_kernels.configs import BLOCK_KERNELS, KERNELS, MAX_RACE_HEAD_DIM, RACE_KERNELS, Settings, fit, settings_of
+from pallas_kernels.configs import (
+    BLOCK_KERNELS,
+    KERNELS,
+    MAX_RACE_HEAD_DIM,
+    RACE_KERNELS,
+    Launcher,
+    Settings,
+    fit,
+    settings_of,
+)
 from pallas_kernels.soft_codes import Tables
 
 LENGTH = 4096
@@ -51,9 +60,11 @@ def all_cases(whole: bool) -> Iterator[KernelCase]:
                         yield KernelCase(kernel, dtype, head_dim, block, form)
 
 
-def build(case: KernelCase, target: int, sharding: Any) -> tuple[Callable, tuple[Any, ...]]:
+def build(
+    case: KernelCase, target: int, sharding: Any, launcher: Launcher = "pallas"
+) -> tuple[Callable, tuple[Any, ...]]:
     """The call of a case, and its arguments as shapes."""
-    settings = settings_of(case.kernel, case.dtype, case.head_dim, target)
+    settings = settings_of(case.kernel, case.dtype, case.head_dim, target)._replace(launcher=launcher)
 
     def shape(*sizes: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=sharding)

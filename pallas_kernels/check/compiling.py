@@ -117,13 +117,13 @@ def _compile(
             for path in dump.iterdir():
                 path.unlink()
             lowered.compile()
-            cache[text] = _measure(target.architecture, dump)
+            cache[text] = measure(target.architecture, dump)
         return cache[text]
     except Exception as error:
         return {"error": str(error).splitlines()[0][:200]}
 
 
-def _measure(architecture: str, dump: pathlib.Path) -> dict[str, Any]:
+def measure(architecture: str, dump: pathlib.Path) -> dict[str, Any]:
     """Registers, spills and tensor-core instructions of the one kernel in the dump."""
     (ptx,) = [path for path in dump.glob("*.ptx") if ".entry" in path.read_text()]
     threads = "".join(path.read_text() for path in dump.glob("*thunk_sequence.txt"))
