@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple, TypeAlias
+
 import jax.numpy as jnp
 
 from elsaa_jax import checks
 from elsaa_jax.config import ElsaaConfig, check_instance, check_shared_bits
 from elsaa_jax.exact import count_keys
-from elsaa_jax.fusion import fuse
-from elsaa_jax.race import race_attention
+from elsaa_jax.fused_race import can_fuse, fused_race
+from elsaa_jax.fusion import broadcast_rows, fuse
+from elsaa_jax.race import make_race, race_attention
 from elsaa_jax.sort_lsh import sort_lsh_branch
-from elsaa_jax.types import Array, BranchOutput, Implementation
+from elsaa_jax.types import Array, BranchOutput, FusionKind, Implementation
 
 
 def elsaa_attention(
@@ -57,85 +60,150 @@ def elsaa_attention(
     Returns:
       out (B, T, N, H), or (out, (sparse, low_rank)).
     """
-    branches = elsaa_branches(
-        query,
-        key,
-        value,
-        race_planes=race_planes,
-        lsh_planes=lsh_planes,
-        config=config,
-        beta=beta,
-        is_causal=is_causal,
-        query_mask=query_mask,
-        key_mask=key_mask,
-        scale=scale,
-        implementation=implementation,
-    )
-    fusion = config.fusion
-    out = fuse(
-        *branches,
-        gate_sparse=gate_sparse,
-        gate_low_rank=gate_low_rank,
-        lam=lam,
-        eps=fusion.eps,
-        kind=fusion.kind,
-        stop_gradient_mass=fusion.stop_gradient_mass,
-    )
-    return (out, branches) if return_branches else out
-
-
-def elsaa_branches(
-    query: Array,
-    key: Array,
-    value: Array,
-    *,
-    race_planes: Array,
-    lsh_planes: Array | None,
-    config: ElsaaConfig,
-    beta: float | Array | None,
-    is_causal: bool,
-    query_mask: Array | None,
-    key_mask: Array | None,
-    scale: float | None,
-    implementation: Implementation | None,
-) -> tuple[BranchOutput, BranchOutput]:
-    """The sparse and the low-rank branch, their masses scaled as `config.fusion.mass_scale` says."""
     check_instance("config", config, ElsaaConfig)
-    checks.check_qkv(query, key, value, is_causal)
-    checks.check_mask("query_mask", query_mask, query.shape[0], query.shape[1])
-    low_rank = race_attention(
-        checks.finite_masked_queries(query_mask, query),
+    branches = Branches(
+        query,
         key,
         value,
         race_planes,
-        beta=config.race.beta if beta is None else beta,
-        num_ensembles=config.race.num_ensembles,
-        is_causal=is_causal,
-        key_mask=key_mask,
-        chunk_size=config.race.chunk_size,
-        eps=config.fusion.eps,
-        implementation=implementation,
+        lsh_planes,
+        config,
+        beta,
+        is_causal,
+        query_mask,
+        key_mask,
+        scale,
+        implementation,
     )
-    sparse, num_keys = sort_lsh_branch(
-        query,
-        key,
-        value,
-        resolve_lsh_planes(race_planes, lsh_planes, config),
-        block_size=config.sparse.block_size,
-        min_length=config.sparse.min_length,
-        num_neighbors=config.sparse.num_neighbors,
-        pairing=config.sparse.pairing,
-        is_causal=is_causal,
-        query_mask=query_mask,
-        key_mask=key_mask,
-        scale=scale,
-        implementation=implementation,
-        count_keys=config.fusion.mass_scale == "mean",
-    )
-    if num_keys is not None:
-        sparse = _mean_mass(sparse, num_keys)
-        low_rank = _mean_mass(low_rank, count_keys(query, key.shape[1], is_causal, key_mask))
-    return sparse, low_rank
+    sparse, gates = branches.sparse(), (gate_sparse, gate_low_rank)
+    if not return_branches:
+        return branches.fuse(sparse, gates, lam, config.fusion.kind)[0]
+    low_rank = branches.low_rank()
+    return branches.fuse_with(sparse, low_rank, gates, lam, config.fusion.kind), (sparse, low_rank)
+
+
+Gates: TypeAlias = tuple[float | Array, float | Array]
+
+
+class Branches(NamedTuple):
+    """The two branches of one call; arguments as of `elsaa_attention`. Masses are scaled as the config says."""
+
+    query: Array
+    key: Array
+    value: Array
+    race_planes: Array
+    lsh_planes: Array | None
+    config: ElsaaConfig
+    beta: float | Array | None
+    is_causal: bool
+    query_mask: Array | None
+    key_mask: Array | None
+    scale: float | None
+    implementation: Implementation | None
+
+    def sparse(self) -> BranchOutput:
+        """The sparse branch."""
+        checks.check_qkv(self.query, self.key, self.value, self.is_causal)
+        checks.check_mask("query_mask", self.query_mask, self.query.shape[0], self.query.shape[1])
+        config = self.config.sparse
+        sparse, num_keys = sort_lsh_branch(
+            self.query,
+            self.key,
+            self.value,
+            resolve_lsh_planes(self.race_planes, self.lsh_planes, self.config),
+            block_size=config.block_size,
+            min_length=config.min_length,
+            num_neighbors=config.num_neighbors,
+            pairing=config.pairing,
+            is_causal=self.is_causal,
+            query_mask=self.query_mask,
+            key_mask=self.key_mask,
+            scale=self.scale,
+            implementation=self.implementation,
+            count_keys=self.config.fusion.mass_scale == "mean",
+        )
+        return sparse if num_keys is None else _mean_mass(sparse, num_keys)
+
+    def low_rank(self) -> BranchOutput:
+        """The low-rank branch."""
+        config = self.config.race
+        low_rank = race_attention(
+            checks.finite_masked_queries(self.query_mask, self.query),
+            self.key,
+            self.value,
+            self.race_planes,
+            beta=self._beta(),
+            num_ensembles=config.num_ensembles,
+            is_causal=self.is_causal,
+            key_mask=self.key_mask,
+            chunk_size=config.chunk_size,
+            eps=self.config.fusion.eps,
+            implementation=self.implementation,
+        )
+        num_keys = self._num_keys()
+        return low_rank if num_keys is None else _mean_mass(low_rank, num_keys)
+
+    def fuse(self, sparse: BranchOutput, gates: Gates, lam: float | Array, kind: FusionKind) -> tuple[Array, Array]:
+        """The fused output and the low-rank log-mass; by one kernel where that saves memory traffic."""
+        config = self.config
+        static = make_race(
+            self.query,
+            self.key,
+            self.race_planes,
+            config.race.num_ensembles,
+            self.is_causal,
+            config.race.chunk_size,
+            self.implementation,
+        )
+        if not can_fuse(static, kind, config.fusion.stop_gradient_mass):
+            low_rank = self.low_rank()
+            return self.fuse_with(sparse, low_rank, gates, lam, kind), low_rank.log_mass
+        checks.check_scalar("beta", self._beta(), positive=True)
+        shape = sparse.log_mass.shape
+        gate_sparse, gate_low_rank = (
+            broadcast_rows(f"gate_{name}", gate, shape)
+            for name, gate in zip(("sparse", "low_rank"), gates, strict=True)
+        )
+        return fused_race(
+            static,
+            checks.finite_masked_queries(self.query_mask, self.query),
+            self.key,
+            self.value,
+            self.race_planes,
+            sparse,
+            gates=(gate_sparse, gate_low_rank),
+            lam=broadcast_rows("lam", lam, shape),
+            num_keys=self._num_keys(),
+            beta=self._beta(),
+            eps=config.fusion.eps,
+            key_mask=self.key_mask,
+            kind=kind,
+            stop_gradient_mass=config.fusion.stop_gradient_mass,
+        )
+
+    def fuse_with(
+        self, sparse: BranchOutput, low_rank: BranchOutput, gates: Gates, lam: float | Array, kind: FusionKind
+    ) -> Array:
+        """The fused output of branches that are there."""
+        return fuse(
+            sparse,
+            low_rank,
+            gate_sparse=gates[0],
+            gate_low_rank=gates[1],
+            lam=lam,
+            eps=self.config.fusion.eps,
+            kind=kind,
+            stop_gradient_mass=self.config.fusion.stop_gradient_mass,
+        )
+
+    def _beta(self) -> float | Array:
+        return self.config.race.beta if self.beta is None else self.beta
+
+    def _num_keys(self) -> Array | None:
+        """What the low-rank mass is divided by, (B, T, N) float32."""
+        if self.config.fusion.mass_scale != "mean":
+            return None
+        return count_keys(self.query, self.key.shape[1], self.is_causal, self.key_mask)
 
 
 def resolve_lsh_planes(race_planes: Array, lsh_planes: Array | None, config: ElsaaConfig) -> Array:

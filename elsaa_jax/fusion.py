@@ -26,7 +26,7 @@ def merge(first: BranchOutput, second: BranchOutput) -> BranchOutput:
 
 
 def sparse_multiplier(
-    sparse_log_mass: Array, low_rank_log_mass: Array, *, lam: float | Array = 1.0, eps: float = 1e-6
+    sparse_log_mass: Array, low_rank_log_mass: Array, *, lam: float | Array = 1.0, eps: float | Array = 1e-6
 ) -> Array:
     """m = d_sparse / (d_sparse + lam d_lr + eps), Eq. 5, in log space; 0 where the sparse branch has no key.
 
@@ -42,7 +42,7 @@ def sparse_multiplier(
             f"low_rank_log_mass has shape {low_rank_log_mass.shape}; it must be {shape}, as the sparse one"
         )
     checks.check_scalar("eps", eps)
-    rest = log_sum(low_rank_log_mass + safe_log(_broadcast("lam", lam, shape)), jnp.log(jnp.full(shape, eps)))
+    rest = log_sum(low_rank_log_mass + safe_log(broadcast_rows("lam", lam, shape)), jnp.log(jnp.full(shape, eps)))
     present = ~jnp.isneginf(sparse_log_mass)
     gap = jnp.where(present, rest - jnp.where(present, sparse_log_mass, 0.0), 0.0)
     # 1 / (1 + exp(gap)); beyond 80 the exponential overflows and its derivative is NaN.
@@ -81,26 +81,37 @@ def fuse(
     check_choice("kind", kind, FUSION_KINDS)
     check_bool("stop_gradient_mass", stop_gradient_mass)
     _check_branches(sparse, low_rank, "sparse", "low_rank")
-    shape = sparse.log_mass.shape
-    gate_sparse = _broadcast("gate_sparse", gate_sparse, shape)
-    gate_low_rank = _broadcast("gate_low_rank", gate_low_rank, shape)
-    masses = sparse.log_mass, low_rank.log_mass
-    if stop_gradient_mass:
-        masses = lax.stop_gradient(masses)
-    if kind == "lse":
-        lam = _broadcast("lam", lam, shape)
-        weights, _ = softmax_pair(
-            masses[0] + safe_log(gate_sparse), masses[1] + safe_log(gate_low_rank) + safe_log(lam)
-        )
-    else:
-        weights = gate_sparse, gate_low_rank
-        if kind != "sum":
-            multiplier = sparse_multiplier(*masses, lam=lam, eps=eps)
-            weights = gate_sparse * multiplier, gate_low_rank * (1 - multiplier if kind == "convex" else 1.0)
+    masses, gates = (sparse.log_mass, low_rank.log_mass), (gate_sparse, gate_low_rank)
+    weights = fusion_weights(masses, gates, lam, eps=eps, kind=kind, stop_gradient_mass=stop_gradient_mass)
     return mix(sparse.out, low_rank.out, weights).astype(sparse.out.dtype)
 
 
-def _broadcast(name: str, value: float | Array, shape: tuple[int, ...]) -> Array:
+def fusion_weights(
+    masses: tuple[Array, Array],
+    gates: tuple[float | Array, float | Array],
+    lam: float | Array,
+    *,
+    eps: float | Array,
+    kind: FusionKind,
+    stop_gradient_mass: bool,
+) -> tuple[Array, Array]:
+    """The weights (B, T, N) of the sparse and the low-rank output in `fuse`, from log-masses (B, T, N)."""
+    shape = masses[0].shape
+    gate_sparse, gate_low_rank = (
+        broadcast_rows(f"gate_{name}", gate, shape) for name, gate in zip(("sparse", "low_rank"), gates, strict=True)
+    )
+    if stop_gradient_mass:
+        masses = lax.stop_gradient(masses)
+    if kind == "lse":
+        lam = broadcast_rows("lam", lam, shape)
+        return softmax_pair(masses[0] + safe_log(gate_sparse), masses[1] + safe_log(gate_low_rank) + safe_log(lam))[0]
+    if kind == "sum":
+        return gate_sparse, gate_low_rank
+    multiplier = sparse_multiplier(*masses, lam=lam, eps=eps)
+    return gate_sparse * multiplier, gate_low_rank * (1 - multiplier if kind == "convex" else 1.0)
+
+
+def broadcast_rows(name: str, value: float | Array, shape: tuple[int, ...]) -> Array:
     """A gate or lambda at full shape; its values are looked at only where they are concrete."""
     if not isinstance(value, jax.core.Tracer):
         concrete = np.asarray(value, np.float32)

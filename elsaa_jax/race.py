@@ -72,14 +72,10 @@ def race_attention(
     """
     checks.check_qkv(query, key, value, is_causal)
     checks.check_mask("key_mask", key_mask, key.shape[0], key.shape[1])
-    _check_planes(planes, key, num_ensembles)
     checks.check_scalar("beta", beta, positive=True)
     checks.check_scalar("eps", eps)
-    check_int("chunk_size", chunk_size, 1)
-    tables = jnp.shape(planes)[-3] // num_ensembles
-    chunk = min(chunk_size, key.shape[1]) if is_causal else None
-    route = dispatch.route(implementation, race_refusal(query, key, tables, jnp.shape(planes)[-2], chunk))
-    return _race(Race(chunk, num_ensembles, route), query, key, value, planes, beta, key_mask, eps)
+    static = make_race(query, key, planes, num_ensembles, is_causal, chunk_size, implementation)
+    return _race(static, query, key, value, planes, beta, key_mask, eps)
 
 
 class Race(NamedTuple):
@@ -88,6 +84,24 @@ class Race(NamedTuple):
     causal_chunk: int | None
     num_ensembles: int
     route: dispatch.Route
+
+
+def make_race(
+    query: Array,
+    key: Array,
+    planes: Array,
+    num_ensembles: int,
+    is_causal: bool,
+    chunk_size: int,
+    implementation: Implementation | None,
+) -> Race:
+    """The static part of a call, after a check of the planes; arguments as of `race_attention`."""
+    _check_planes(planes, key, num_ensembles)
+    check_int("chunk_size", chunk_size, 1)
+    tables = jnp.shape(planes)[-3] // num_ensembles
+    chunk = min(chunk_size, key.shape[1]) if is_causal else None
+    route = dispatch.route(implementation, race_refusal(query, key, tables, jnp.shape(planes)[-2], chunk))
+    return Race(chunk, num_ensembles, route)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -104,7 +118,7 @@ def _race(
     key, value = checks.zero_masked_keys(key_mask, key, value)
     numbers = jnp.asarray(beta, jnp.float32), jnp.asarray(eps, jnp.float32)
     out, den = _attend(static, query, key, value, planes, *numbers, key_mask)
-    return BranchOutput(out, _log_mass(den))
+    return BranchOutput(out, log_mass_of(den))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -123,34 +137,35 @@ def _attend(
 
 
 def _attend_fwd(static, *arrays):
-    kernels = functools.partial(race_kernels.forward, _layout(static))
-    out, den, state = dispatch.choose(static.route, kernels, functools.partial(_forward, static), *arrays)
+    kernels = functools.partial(race_kernels.forward, layout_of(static))
+    out, den, state = dispatch.choose(static.route, kernels, functools.partial(forward, static), *arrays)
     return (out, den), (arrays, state)
 
 
 def _attend_bwd(static, residuals, cotangents):
     arrays, state = residuals
-    kernels = functools.partial(race_kernels.backward, _layout(static))
-    xla = functools.partial(_backward, static)
+    kernels = functools.partial(race_kernels.backward, layout_of(static))
+    xla = functools.partial(backward, static)
     return *dispatch.choose(static.route, kernels, xla, *arrays, state, *cotangents), None
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
-def _layout(static: Race) -> race_kernels.Layout:
+def layout_of(static: Race) -> race_kernels.Layout:
+    """How its kernels are laid out."""
     route = static.route
     return race_kernels.Layout(static.causal_chunk, static.num_ensembles, route.target, route.arithmetic)
 
 
-def _forward(static, query, key, value, planes, beta, eps, key_mask):
+def forward(static, query, key, value, planes, beta, eps, key_mask):
     """out, Den and what they were read from."""
     state = _state(static, query.shape[1], key, value, planes, beta, key_mask)
     return *_readout(static, query, key, value, planes, beta, eps, key_mask, state), state
 
 
-def _backward(static, query, key, value, planes, beta, eps, key_mask, state, d_out, d_den):
-    """The derivatives of `_forward`; soft codes are computed again, chunk by chunk."""
+def backward(static, query, key, value, planes, beta, eps, key_mask, state, d_out, d_den, out_weight=None):
+    """The derivatives of `forward`; soft codes are computed again, chunk by chunk. See `race_kernels.backward`."""
 
     def readout(query, key, value, planes, beta, eps, state):
         return _readout(static, query, key, value, planes, beta, eps, key_mask, state)
@@ -158,11 +173,16 @@ def _backward(static, query, key, value, planes, beta, eps, key_mask, state, d_o
     def summarise(key, value, planes, beta):
         return _state(static, query.shape[1], key, value, planes, beta, key_mask)
 
-    _, readout_vjp = jax.vjp(readout, query, key, value, planes, beta, eps, state)
+    (out, _), readout_vjp = jax.vjp(readout, query, key, value, planes, beta, eps, state)
+    d_weight: tuple[Array, ...] = ()
+    if out_weight is not None:
+        wide = d_out.astype(jnp.float32)
+        d_weight = (jnp.sum(out.astype(jnp.float32) * wide, axis=-1),)
+        d_out = (wide * out_weight[..., None]).astype(d_out.dtype)
     d_query, *of_readout, d_eps, d_state = readout_vjp((d_out, d_den))
     _, state_vjp = jax.vjp(summarise, key, value, planes, beta)
     d_key, d_value, d_planes, d_beta = jax.tree.map(jnp.add, tuple(of_readout), state_vjp(d_state))
-    return d_query, d_key, d_value, d_planes, d_beta, d_eps
+    return d_query, d_key, d_value, d_planes, d_beta, d_eps, *d_weight
 
 
 def _check_planes(planes: Array, key: Array, num_ensembles: int) -> None:
@@ -180,7 +200,7 @@ def _check_planes(planes: Array, key: Array, num_ensembles: int) -> None:
         raise ValueError(f"num_ensembles is {num_ensembles}; it must divide the {shape[-3]} tables of the planes")
 
 
-def _log_mass(den: Array) -> Array:
+def log_mass_of(den: Array) -> Array:
     """log Den, -inf and without derivative where it is 0; elsewhere the derivative is at most 1 / TINY_MASS."""
     bounded = jnp.log(jnp.maximum(den, TINY_MASS))
     return jnp.where(den > 0, bounded + lax.stop_gradient(safe_log(den) - bounded), -jnp.inf)

@@ -12,6 +12,7 @@ from elsaa_jax.chunks import pad_axis
 from elsaa_jax.types import Array
 from pallas_kernels import race, race_backward
 from pallas_kernels.configs import Arithmetic, Settings, settings_of
+from pallas_kernels.fusion import FusedKind, Sparse
 from pallas_kernels.race import Geometry, Inputs
 from pallas_kernels.soft_codes import Tables
 
@@ -60,8 +61,15 @@ def forward(
     beta: Array,
     eps: Array,
     key_mask: Array | None,
+    sparse: Sparse | None = None,
+    kind: FusedKind = "elsaa",
 ) -> tuple[Array, Array, State]:
-    """out (B, T, N, H), in the query's dtype, Den (B, T, N) and the state; arguments as of `race_attention`."""
+    """out (B, T, N, H), in the query's dtype, Den (B, T, N) and the state; arguments as of `race_attention`.
+
+    With a sparse branch of arrays (B, T, N, ...), out is the fused output; there must be one ensemble then.
+    """
+    if sparse is not None:
+        sparse = Sparse(*(_flat(x) for x in sparse))
     geometry = layout.geometry(query, key, planes, key_mask is not None)
     dtype = query.dtype if layout.num_ensembles == 1 else jnp.float32
     outs, dens, states = [], [], []
@@ -70,7 +78,7 @@ def forward(
         sums = race.summary(inputs, geometry, layout.settings("race_summary", query))
         state = State(*(_before(x, geometry) for x in sums))
         settings = layout.settings("race_readout", query)
-        out, den = race.readout(inputs, _flat(query), *state, dtype, geometry, settings)
+        out, den = race.readout(inputs, _flat(query), *state, dtype, geometry, settings, sparse, kind)
         outs.append(out)
         dens.append(den)
         states.append(state)
@@ -90,15 +98,21 @@ def backward(
     state: State,
     d_out: Array,
     d_den: Array,
-) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """d_query, d_key, d_value, d_planes, d_beta and d_eps, from the cotangents of out and Den."""
+    out_weight: Array | None = None,
+) -> tuple[Array, ...]:
+    """d_query, d_key, d_value, d_planes, d_beta and d_eps, from the cotangents of out and Den.
+
+    With `out_weight` (B, T, N), `d_out` is the cotangent of out_weight out, and d_out . out (B, T, N) comes last;
+    there must be one ensemble then.
+    """
+    weight = None if out_weight is None else out_weight.reshape(-1)
     geometry = layout.geometry(query, key, planes, key_mask is not None)
     d_out, d_den = _flat(d_out) / layout.num_ensembles, d_den.reshape(-1) / layout.num_ensembles
     results = []
     for ensemble, part in enumerate(_split(state, geometry)):
         inputs = _inputs(geometry, ensemble, key, value, planes, beta, eps, key_mask)
         settings = layout.settings("race_backward_query", query)
-        of_query = race_backward.backward_query(inputs, _flat(query), *part, d_out, d_den, geometry, settings)
+        of_query = race_backward.backward_query(inputs, _flat(query), *part, d_out, d_den, geometry, settings, weight)
         d_sums = _before_vjp(of_query.d_mass, geometry), _before_vjp(of_query.d_values, geometry)
         settings = layout.settings("race_backward_key", query)
         rows = _flat(query), *d_sums, d_out, of_query.weight, of_query.d_den
@@ -106,12 +120,13 @@ def backward(
         d_planes = _sum_planes(of_query.d_planes, geometry) + _sum_planes(of_key.d_planes, geometry)
         d_beta = jnp.sum(of_query.d_beta) + jnp.sum(of_key.d_beta)
         d_eps = jnp.sum(of_query.d_den - d_den)
-        results.append((of_query.d_query, of_key.d_key, of_key.d_value, d_planes, d_beta, d_eps))
+        results.append((of_query.d_query, of_key.d_key, of_key.d_value, d_planes, d_beta, d_eps, of_query.d_weight))
     d_query, d_key, d_value = (
         _sum([r[i] for r in results]).reshape(x.shape) for i, x in enumerate((query, key, value))
     )
     d_planes = jnp.concatenate([r[3] for r in results], axis=-3).astype(planes.dtype)
-    return d_query, d_key, d_value, d_planes, _sum([r[4] for r in results]), _sum([r[5] for r in results])
+    derivatives = d_query, d_key, d_value, d_planes, _sum([r[4] for r in results]), _sum([r[5] for r in results])
+    return derivatives if out_weight is None else (*derivatives, results[0][6].reshape(out_weight.shape))
 
 
 def _inputs(

@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from elsaa_jax import dispatch
-from elsaa_jax.attention import elsaa_branches
+from elsaa_jax.attention import Branches
 from elsaa_jax.config import ElsaaConfig, check_bool, check_choice, check_instance, check_int
 from elsaa_jax.exact import exact_attention
-from elsaa_jax.fusion import fuse, sparse_multiplier
+from elsaa_jax.fusion import sparse_multiplier
 from elsaa_jax.hashing import sample_planes
 from elsaa_jax.performer import performer_attention, sample_projection
 from elsaa_jax.race import race_attention
@@ -182,45 +182,37 @@ class AttentionSpec:
 
     def _fused(self, query, key, value, hashes, beta, lam, gates, query_mask, key_mask, branch_rng):
         fusion = self.config.fusion
-        sparse, low_rank = elsaa_branches(
+        branches = Branches(
             query,
             key,
             value,
-            race_planes=hashes["race_planes"],
-            lsh_planes=hashes.get("lsh_planes"),
-            config=self.config,
-            beta=beta,
-            is_causal=self.is_causal,
-            query_mask=query_mask,
-            key_mask=key_mask,
-            scale=None,
-            implementation=self.implementation,
+            hashes["race_planes"],
+            hashes.get("lsh_planes"),
+            self.config,
+            beta,
+            self.is_causal,
+            query_mask,
+            key_mask,
+            None,
+            self.implementation,
         )
+        sparse = branches.sparse()
         if branch_rng is not None:
             keep = kept_examples(branch_rng, self.branch_dropout_rate, query.shape[0])[:, None, None]
             sparse = BranchOutput(jnp.where(keep[..., None], sparse.out, 0), jnp.where(keep, sparse.log_mass, -jnp.inf))
-        out = fuse(
-            sparse,
-            low_rank,
-            gate_sparse=gates[0],
-            gate_low_rank=gates[1],
-            lam=lam,
-            eps=fusion.eps,
-            kind=self.fusion_kind,
-            stop_gradient_mass=fusion.stop_gradient_mass,
-        )
+        out, low_rank_log_mass = branches.fuse(sparse, gates, lam, self.fusion_kind)
         shape = sparse.log_mass.shape
         weights = {
             "gate_sparse": jnp.broadcast_to(jnp.asarray(gates[0], jnp.float32), shape),
             "gate_low_rank": jnp.broadcast_to(jnp.asarray(gates[1], jnp.float32), shape),
             "sparse_log_mass": sparse.log_mass,
-            "low_rank_log_mass": low_rank.log_mass,
+            "low_rank_log_mass": low_rank_log_mass,
         }
         if self.lambda_kind is None:
             return out, weights
         weights["lam"] = jnp.broadcast_to(jnp.asarray(lam, jnp.float32), shape)
         if self.fusion_kind != "lse":
-            weights["multiplier"] = sparse_multiplier(sparse.log_mass, low_rank.log_mass, lam=lam, eps=fusion.eps)
+            weights["multiplier"] = sparse_multiplier(sparse.log_mass, low_rank_log_mass, lam=lam, eps=fusion.eps)
         return out, weights
 
 

@@ -5,6 +5,7 @@ launch           the one way in which a kernel is called, and its loads, stores 
 block_attention  the sparse branch and exact attention: rows through index arrays
 triton_route     block attention forward as a Triton kernel that jax-triton launches
 soft_codes       soft codes of RACE inside a kernel
+fusion           the fusion of both branches, in the readout of RACE
 race             RACE forward: summaries and readout
 race_backward    RACE backward
 check            what can be proved without a GPU: `python -m pallas_kernels.check`

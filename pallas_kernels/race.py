@@ -16,6 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.configs import Settings, fit
+from pallas_kernels.fusion import FusedKind, Sparse, fused
 from pallas_kernels.launch import Array, DType, Ref, call, div, dot, put, put_numbers, rem, take, take_numbers
 from pallas_kernels.soft_codes import Codes, Hash, Tables, soft_codes
 
@@ -133,8 +134,10 @@ def readout(
     dtype: DType,
     geometry: Geometry,
     settings: Settings,
+    sparse: Sparse | None = None,
+    kind: FusedKind = "elsaa",
 ) -> tuple[Array, Array]:
-    """out (B*T*N, H) = Num / (Den + eps) and Den (B*T*N), float32.
+    """out (B*T*N, H) = Num / (Den + eps), fused with the sparse branch if there is one, and Den (B*T*N), float32.
 
     Args:
       inputs: keys, planes and numbers.
@@ -144,12 +147,16 @@ def readout(
       dtype: of out.
       geometry: what is static.
       settings: of the kernel "race_readout".
+      sparse: the sparse branch and how it is fused; None: out is the low-rank branch alone.
+      kind: of the fusion.
     """
     tiles = -(-geometry.chunk // fit(settings.query_tile, geometry.chunk))
-    kernel = functools.partial(_readout_kernel, geometry=geometry, settings=settings)
+    kernel = functools.partial(_readout_kernel, geometry=geometry, settings=settings, kind=kind)
     shapes = [jax.ShapeDtypeStruct(query.shape, dtype), jax.ShapeDtypeStruct(query.shape[:1], jnp.float32)]
     grid = (geometry.query_chunks * geometry.num_rows * geometry.group * tiles,)
-    out, den = call(kernel, "race_readout", settings, grid, shapes, [*inputs, query, mass, values])
+    arrays = [*inputs, query, mass, values, *(sparse or ())]
+    name = "race_readout" if sparse is None else "race_fused_readout"
+    out, den = call(kernel, name, settings, grid, shapes, arrays)
     return out, den
 
 
@@ -189,8 +196,8 @@ def _summary_kernel(*refs: Ref, geometry: Geometry, settings: Settings) -> None:
     values_ref[chunk, row, :, :] = values
 
 
-def _readout_kernel(*refs: Ref, geometry: Geometry, settings: Settings) -> None:
-    inputs, (query_ref, mass_ref, values_ref, out_ref, den_ref) = Inputs(*refs[:5]), refs[5:]
+def _readout_kernel(*refs: Ref, geometry: Geometry, settings: Settings, kind: FusedKind) -> None:
+    inputs, (query_ref, mass_ref, values_ref, *sparse, out_ref, den_ref) = Inputs(*refs[:5]), refs[5:]
     size = fit(settings.query_tile, geometry.chunk)
     tiles = -(-geometry.chunk // size)
     program = pl.program_id(0)
@@ -219,7 +226,8 @@ def _readout_kernel(*refs: Ref, geometry: Geometry, settings: Settings) -> None:
     scale = 1.0 / geometry.tables.num_tables
     den, num = den * scale, num * scale
     # A row without keys has Num = Den = 0, and with eps = 0 nothing to divide by.
-    put(out_ref, rows, num / jnp.where(den > 0, den + inputs.numbers[1], 1.0)[:, None])
+    out = num / jnp.where(den > 0, den + inputs.numbers[1], 1.0)[:, None]
+    put(out_ref, rows, fused(Sparse(*sparse), kind, rows, out, den, inputs.numbers[1]) if sparse else out)
     put_numbers(den_ref, rows, den)
 
 

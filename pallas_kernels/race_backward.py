@@ -29,12 +29,13 @@ class QueryDerivatives(NamedTuple):
 
     Attributes:
       d_query: (B*T*N, H).
-      weight: (B*T*N), w = 1 / (Den + eps): d_Num = w d_out.
+      weight: (B*T*N), w = 1 / (Den + eps), times the weight of out where there is one: d_Num = w d_out.
       d_den: (B*T*N), the whole cotangent of Den.
       d_mass: (query chunks, R, F), of what the queries of each chunk read.
       d_values: (query chunks, R, F, H).
       d_planes: (query chunks, R, planes, H).
       d_beta: (query chunks, R).
+      d_weight: (B*T*N), d_out . out, the cotangent of the weight of out where there is one; else (1,), not written.
     """
 
     d_query: Array
@@ -44,6 +45,7 @@ class QueryDerivatives(NamedTuple):
     d_values: Array
     d_planes: Array
     d_beta: Array
+    d_weight: Array
 
 
 class KeyDerivatives(NamedTuple):
@@ -64,16 +66,30 @@ def backward_query(
     d_den: Array,
     geometry: Geometry,
     settings: Settings,
+    out_weight: Array | None = None,
 ) -> QueryDerivatives:
-    """Derivatives at the queries, from the cotangents of out (B*T*N, H) and of Den (B*T*N); see `race.readout`."""
+    """Derivatives at the queries; see `race.readout`.
+
+    Args:
+      inputs: keys, planes and numbers.
+      query: (B*T*N, H).
+      mass: what was read.
+      values: what was read.
+      d_out: (B*T*N, H), the cotangent of out, or of out_weight out.
+      d_den: (B*T*N), the cotangent of Den.
+      geometry: what is static.
+      settings: of the kernel "race_backward_query".
+      out_weight: (B*T*N) float32, what out was multiplied by; None: nothing.
+    """
     shape = geometry.query_chunks, geometry.num_rows
     features, planes, head_dim = geometry.tables.num_features, geometry.tables.num_planes, query.shape[1]
     numbers = jax.ShapeDtypeStruct(query.shape[:1], jnp.float32)
     sums = ((*shape, features), (*shape, features, head_dim), (*shape, planes, head_dim), shape)
     shapes = [jax.ShapeDtypeStruct(query.shape, query.dtype), numbers, numbers]
     shapes += [jax.ShapeDtypeStruct(s, jnp.float32) for s in sums]
+    shapes += [numbers if out_weight is not None else jax.ShapeDtypeStruct((1,), jnp.float32)]
     kernel = functools.partial(_query_kernel, geometry=geometry, settings=settings)
-    arrays = [*inputs, query, mass, values, d_out, d_den]
+    arrays = [*inputs, query, mass, values, d_out, d_den, *([] if out_weight is None else [out_weight])]
     grid = (geometry.query_chunks * geometry.num_rows,)
     return QueryDerivatives(*call(kernel, "race_backward_query", settings, grid, shapes, arrays))
 
@@ -113,8 +129,8 @@ def backward_key(
 
 
 def _query_kernel(*refs: Ref, geometry: Geometry, settings: Settings) -> None:
-    inputs, (query_ref, mass_ref, values_ref, d_out_ref, d_den_ref) = Inputs(*refs[:5]), refs[5:10]
-    results = QueryDerivatives(*refs[10:])
+    inputs, (query_ref, mass_ref, values_ref, d_out_ref, d_den_ref, *out_weight) = Inputs(*refs[:5]), refs[5:-8]
+    results = QueryDerivatives(*refs[-8:])
     size, key_size = (fit(n, geometry.chunk) for n in (settings.query_tile, settings.key_tile))
     tiles = -(-geometry.chunk // size)
     program = pl.program_id(0)
@@ -151,7 +167,12 @@ def _query_kernel(*refs: Ref, geometry: Geometry, settings: Settings) -> None:
         den = jnp.sum(codes.codes * mass, axis=1) * scale
         there = den > 0
         weight = 1.0 / jnp.where(there, den + eps, 1.0)
-        d_den = -jnp.sum(codes.codes * values, axis=1) * scale * weight * weight
+        d_weight = jnp.sum(codes.codes * values, axis=1) * scale * weight
+        d_den = -d_weight * weight
+        if out_weight:
+            put_numbers(results.d_weight, rows, d_weight)
+            factor = take_numbers(out_weight[0], rows, 0.0)
+            weight, d_den = weight * factor, d_den * factor
         d_den = jnp.where(there, d_den, 0.0) + take_numbers(d_den_ref, rows, 0.0)
         d_codes = (weight[:, None] * values + d_den[:, None] * mass) * scale
         d_query, d_planes, d_beta = derive(codes, d_codes, hashed, geometry.tables, settings)

@@ -14,10 +14,16 @@ import numpy as np
 
 import elsaa_jax
 from elsaa_jax import reference
+from elsaa_jax.types import BranchOutput
 from pallas_kernels import block_attention, configs, launch, race, race_backward
 from pallas_kernels.check import triton_ir
 
 MODULES = (block_attention, race, race_backward)
+
+
+FUSED = elsaa_jax.ElsaaConfig(
+    race=elsaa_jax.RaceConfig(num_tables=3, num_bits=3, chunk_size=20), sparse=elsaa_jax.SortLshConfig(9, 16)
+)
 
 
 class Case(NamedTuple):
@@ -41,7 +47,7 @@ class Case(NamedTuple):
         return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
 
     def run(self, implementation: str, *arrays: jax.Array) -> Any:
-        """The branch."""
+        """The branch; of both together, the fused output and no mass."""
         return self._call(elsaa_jax, *arrays, implementation=implementation)
 
     def run_reference(self, *arrays: jax.Array) -> Any:
@@ -53,6 +59,9 @@ class Case(NamedTuple):
         mask = jnp.asarray(np.random.default_rng(1).random((2, self.num_keys)) < 0.8) if self.masked else None
         extra = {"race_attention": (planes,), "sort_lsh_attention": (planes[0],)}.get(self.function, ())
         options = {**self.options, "is_causal": self.is_causal, "key_mask": mask, **extra_options}
+        if self.function == "elsaa_attention":
+            out = module.elsaa_attention(*arrays, race_planes=planes, **options)
+            return BranchOutput(out, jnp.zeros(out.shape[:3], jnp.float32))
         return getattr(module, self.function)(*arrays, *extra, **options)
 
 
@@ -63,6 +72,8 @@ CASES = [
     Case("exact_attention", 19, 67, True, False, {}),
     Case("race_attention", 35, 39, False, True, {}),
     Case("race_attention", 35, 51, True, False, {"chunk_size": 20}),
+    Case("elsaa_attention", 35, 39, False, True, {"config": FUSED}),
+    Case("elsaa_attention", 35, 51, True, False, {"config": FUSED}),
 ]
 
 

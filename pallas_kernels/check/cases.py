@@ -19,6 +19,7 @@ from pallas_kernels.configs import (
     fit,
     settings_of,
 )
+from pallas_kernels.fusion import Sparse
 from pallas_kernels.soft_codes import Tables
 
 LENGTH = 4096
@@ -26,6 +27,8 @@ HEADS, KV_HEADS = 4, 2
 TABLES = Tables(num_tables=4, num_bits=4)
 BLOCK_FORMS = ("one", "stretch", "level")
 RACE_FORMS = ("full", "causal")
+# Of what differs where the fusion is in the readout.
+FUSED_FORMS = ("full fused", "causal fused")
 
 
 class KernelCase(NamedTuple):
@@ -37,7 +40,7 @@ class KernelCase(NamedTuple):
       head_dim: H.
       block: keys of a block, or tokens of a chunk.
       form: of block attention "one" (not causal), "stretch" (the causal base) or "level" (added to what is
-        there); of RACE "full" or "causal".
+        there); of RACE "full" or "causal", and the same with the fusion in it.
     """
 
     kernel: str
@@ -50,7 +53,9 @@ class KernelCase(NamedTuple):
 def all_cases(whole: bool) -> Iterator[KernelCase]:
     """The whole matrix of what is not refused, or the part of it that CI compiles."""
     for kernel in KERNELS:
-        forms = BLOCK_FORMS if kernel in BLOCK_KERNELS else RACE_FORMS
+        forms: tuple[str, ...] = BLOCK_FORMS if kernel in BLOCK_KERNELS else RACE_FORMS
+        if kernel in ("race_readout", "race_backward_query"):
+            forms = (*forms, *FUSED_FORMS)
         for dtype in ("bfloat16", "float32"):
             for head_dim in (32, 64, 128) if whole else (64,):
                 if kernel in RACE_KERNELS and head_dim > MAX_RACE_HEAD_DIM:
@@ -100,7 +105,7 @@ def _block_call(case: KernelCase, settings: Settings, shape: Callable) -> tuple[
 
 
 def _race_call(case: KernelCase, settings: Settings, shape: Callable) -> tuple[Callable, tuple[Any, ...]]:
-    causal = case.form == "causal"
+    causal, fused = case.form.startswith("causal"), case.form.endswith("fused")
     sizes = 1, LENGTH, LENGTH, HEADS, KV_HEADS
     geometry = race.Geometry(*sizes, TABLES, case.block, causal, masked=True, shared_planes=False)
     dtype, features = jnp.dtype(case.dtype), TABLES.num_features
@@ -113,9 +118,10 @@ def _race_call(case: KernelCase, settings: Settings, shape: Callable) -> tuple[C
     if case.kernel == "race_summary":
         return lambda *arrays: race.summary(*arrays, geometry, settings), (inputs,)
     if case.kernel == "race_readout":
-        return lambda *arrays: race.readout(*arrays, dtype, geometry, settings), (inputs, query, *state)
+        sparse = Sparse(query, numbers, numbers, numbers, numbers) if fused else None
+        return lambda *a: race.readout(*a[:-1], dtype, geometry, settings, a[-1]), (inputs, query, *state, sparse)
     if case.kernel == "race_backward_query":
-        arguments: tuple[Any, ...] = (inputs, query, *state, query, numbers)
-        return lambda *arrays: race_backward.backward_query(*arrays, geometry, settings), arguments
+        arguments: tuple[Any, ...] = (inputs, query, *state, query, numbers, numbers if fused else None)
+        return lambda *a: race_backward.backward_query(*a[:-1], geometry, settings, a[-1]), arguments
     arguments = inputs, query, *state, query, numbers, numbers
     return lambda *arrays: race_backward.backward_key(*arrays, geometry, settings), arguments

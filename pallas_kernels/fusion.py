@@ -1,0 +1,49 @@
+"""The fusion of the two branches inside the readout of RACE, so that the low-rank output is never written.
+
+out = g_s m O_s + g_lr O_lr with m = d_s / (d_s + lambda Den + eps), in log space; the kind "convex" has g_lr (1 - m)
+instead of g_lr, and "sum" has m = 1.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+
+from pallas_kernels.launch import Array, take, take_numbers
+
+FusedKind: TypeAlias = Literal["elsaa", "convex", "sum"]
+FUSED_KINDS: tuple[FusedKind, ...] = ("elsaa", "convex", "sum")
+
+
+class Sparse(NamedTuple):
+    """The sparse branch and how it is fused; all float32 but `out`.
+
+    Attributes:
+      out: (B*T*N, H), O_s.
+      log_mass: (B*T*N), log d_s; -inf without keys.
+      lam: (B*T*N), lambda, as a factor of Den.
+      gate_sparse: (B*T*N), g_s.
+      gate_low_rank: (B*T*N), g_lr.
+    """
+
+    out: Array
+    log_mass: Array
+    lam: Array
+    gate_sparse: Array
+    gate_low_rank: Array
+
+
+def fused(refs: Sparse, kind: FusedKind, rows: Array, low_rank: Array, den: Array, eps: Array) -> Array:
+    """The fused rows (t, H) from the low-rank rows (t, H) and their Den (t,)."""
+    weight, weight_low_rank = (take_numbers(ref, rows, 0.0) for ref in (refs.gate_sparse, refs.gate_low_rank))
+    if kind != "sum":
+        log_mass = take_numbers(refs.log_mass, rows, -jnp.inf)
+        gap = jnp.log(take_numbers(refs.lam, rows, 0.0) * den + eps) - log_mass
+        # 1 / (1 + exp(gap)), as in `elsaa_jax.fusion`: beyond 80 the exponential would overflow.
+        there = (log_mass > -jnp.inf) & (gap < 80.0)
+        multiplier = jnp.where(there, 1.0 / (1.0 + jnp.exp(jnp.minimum(gap, 80.0))), 0.0)
+        weight = weight * multiplier
+        weight_low_rank = weight_low_rank * (1.0 - multiplier) if kind == "convex" else weight_low_rank
+    sparse = take(refs.out, rows).astype(jnp.float32)
+    return weight[:, None] * sparse + weight_low_rank[:, None] * low_rank
