@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
+import importlib.util
 from collections.abc import Iterator
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -67,7 +69,7 @@ _TABLE = {
     ("block_backward_query", "bfloat16", 16): ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2)),
     ("block_backward_query", "bfloat16", 32): ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2)),
     ("block_backward_query", "bfloat16", 64): ((64, 64, 8, 2), (64, 64, 4, 2), (64, 64, 8, 2), (64, 64, 4, 2)),
-    ("block_backward_query", "bfloat16", 128): ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 8, 2), (64, 64, 8, 2)),
+    ("block_backward_query", "bfloat16", 128): ((64, 64, 8, 2), (64, 64, 4, 2), (64, 64, 8, 2), (64, 64, 8, 2)),
     ("block_backward_query", "float32", 16): ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2)),
     ("block_backward_query", "float32", 32): ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2), (64, 32, 4, 2)),
     ("block_backward_query", "float32", 64): ((64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2), (32, 64, 4, 2)),
@@ -78,7 +80,7 @@ _TABLE = {
     ("block_backward_key", "bfloat16", 128): ((64, 64, 8, 2), (64, 64, 8, 2), (64, 64, 4, 2), (32, 32, 4, 2)),
     ("block_backward_key", "float32", 16): ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2)),
     ("block_backward_key", "float32", 32): ((32, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2), (32, 64, 4, 2)),
-    ("block_backward_key", "float32", 64): ((64, 32, 4, 2), (64, 32, 4, 2), (64, 64, 8, 2), (32, 32, 4, 2)),
+    ("block_backward_key", "float32", 64): ((64, 32, 4, 2), (64, 64, 8, 2), (64, 64, 8, 2), (32, 32, 4, 2)),
     ("block_backward_key", "float32", 128): ((32, 32, 4, 2), (32, 32, 4, 2), (64, 64, 8, 2), (32, 32, 4, 2)),
     ("race_summary", "bfloat16", 16): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
     ("race_summary", "bfloat16", 32): ((32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1), (32, 32, 4, 1)),
@@ -182,9 +184,17 @@ def use_jax_triton() -> Iterator[None]:
         _launcher.reset(token)
 
 
+@functools.cache
+def backend_is_there() -> bool:
+    """Whether this JAX has Pallas's Triton backend, which is deprecated from 0.11 on."""
+    return importlib.util.find_spec("jax.experimental.pallas.triton") is not None
+
+
 def block_refusal(query: jax.Array, key: jax.Array) -> str | None:
     """Why block attention cannot take arrays (..., H) like these; None: it can."""
     head_dim, dtype = query.shape[-1], query.dtype.name
+    if not backend_is_there():
+        return f"jax {jax.__version__} has no Triton backend of Pallas"
     if dtype not in DTYPES:
         return f"the kernels take {' and '.join(DTYPES)}, not {dtype}"
     if head_dim not in HEAD_DIMS:

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton as plt
 
 from pallas_kernels.configs import Settings
 
@@ -48,7 +47,7 @@ def call(
         grid=grid,
         out_shape=list(out_shapes),
         input_output_aliases=aliases or {},
-        compiler_params=plt.CompilerParams(num_warps=settings.num_warps, num_stages=settings.num_stages),
+        compiler_params=_triton().CompilerParams(num_warps=settings.num_warps, num_stages=settings.num_stages),
         interpret=settings.arithmetic != "gpu",
         name=name,
     )(*arrays)
@@ -57,23 +56,23 @@ def call(
 def take(ref: Ref, rows: Array) -> Array:
     """Rows (t, H) of an array (rows, H); 0 where there is no row."""
     index, present = _places(ref, rows)
-    return plt.load(ref.at[index], mask=present, other=jnp.zeros((), ref.dtype))
+    return _triton().load(ref.at[index], mask=present, other=jnp.zeros((), ref.dtype))
 
 
 def put(ref: Ref, rows: Array, values: Array) -> None:
     """Writes rows (t, H), in the dtype of the array."""
     index, present = _places(ref, rows)
-    plt.store(ref.at[index], values.astype(ref.dtype), mask=present)
+    _triton().store(ref.at[index], values.astype(ref.dtype), mask=present)
 
 
 def take_numbers(ref: Ref, rows: Array, fill: float) -> Array:
     """Entries (t,) of an array (rows,); `fill` where there is no row."""
-    return plt.load(ref.at[rows], mask=rows < ref.shape[0], other=jnp.full((), fill, ref.dtype))
+    return _triton().load(ref.at[rows], mask=rows < ref.shape[0], other=jnp.full((), fill, ref.dtype))
 
 
 def put_numbers(ref: Ref, rows: Array, values: Array) -> None:
     """Writes entries (t,)."""
-    plt.store(ref.at[rows], values, mask=rows < ref.shape[0])
+    _triton().store(ref.at[rows], values, mask=rows < ref.shape[0])
 
 
 def dot(
@@ -117,6 +116,13 @@ def div(x: Array, number: int | Array) -> Array:
 def rem(x: Array, number: int | Array) -> Array:
     """x % number of int32 that are not negative."""
     return lax.rem(x, jnp.full_like(x, number))
+
+
+def _triton() -> Any:
+    """Pallas's Triton backend: not imported before a kernel is traced, for it takes time and will be removed."""
+    from jax.experimental.pallas import triton
+
+    return triton
 
 
 def _places(ref: Ref, rows: Array) -> tuple[tuple[Array, Array], Array]:

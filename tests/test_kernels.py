@@ -1,6 +1,8 @@
 """The kernels without a GPU: lowering, addresses in the lowered IR, TF32, the table, and the command."""
 
 import json
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +84,19 @@ def test_the_table_has_every_configuration():
         configs.use_target(70),
     ):
         pass
+
+
+def test_without_the_backend_xla_runs(monkeypatch):
+    monkeypatch.setattr(configs, "backend_is_there", lambda: False)
+    x = jnp.zeros((1, 64, 2, 16), jnp.float32)
+    assert layers.count_kernels(triton_ir.lower(elsaa_jax.exact_attention, x, x, x).as_text()) == {}
+    with pytest.raises(ValueError, match=r"has no Triton backend of Pallas; use None or 'xla'"):
+        elsaa_jax.exact_attention(x, x, x, implementation="pallas")
+
+
+def test_the_backend_is_imported_when_a_kernel_is_traced():
+    code = "import sys, elsaa_jax; assert not [m for m in sys.modules if 'pallas.triton' in m or m == 'triton']"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_summaries_whose_offsets_would_overflow_are_refused():
