@@ -116,7 +116,8 @@ def main(target_name: str) -> None:
         with use_target(major * 10 + minor):
             for length in LENGTHS:
                 function, arguments = derivative(is_causal, length, sharding)
-                lowered = jax.jit(function).lower(*arguments)
+                with target.lowering():
+                    lowered = jax.jit(function).lower(*arguments)
                 kernels = count_kernels(lowered.as_text())
                 analysis: Any = lowered.compile().memory_analysis()
                 temporary.append(analysis.temp_size_in_bytes)

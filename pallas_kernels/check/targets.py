@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 import jax
@@ -60,6 +61,17 @@ dnn_version_info {{ major: 9 minor: 10 }}
 runtime_version {{ major: 13 minor: 0 patch: 0 }}
 device_description_str: "{self.device}"
 """
+
+    def lowering(self) -> contextlib.AbstractContextManager[Any]:
+        """What lowering takes place in: from JAX 0.11 on it compiles kernels, and must be told what for."""
+        if jax.__version_info__ < (0, 11):
+            return contextlib.nullcontext()
+        from jax._src.mesh import AbstractDevice
+
+        device: Any = AbstractDevice(self.device, None, "cuda")
+        types = (jax.sharding.AxisType.Auto,)
+        mesh = jax.sharding.AbstractMesh((1,), ("x",), axis_types=types, abstract_device=device)
+        return jax.sharding.use_abstract_mesh(mesh)
 
     def sharding(self) -> Any:
         """Where the arguments of a compilation for this target lie."""
