@@ -98,7 +98,7 @@ def backward(
     d_out: Array,
     shift: Array,
 ) -> tuple[Array, Array, Array]:
-    """d_query, d_key and d_value in the dtype of the arrays; see `exact.backward`."""
+    """d_query, d_key and d_value in the dtype of the arrays; see `blocks.backward`."""
     # exp(logit - inf) is 0: a query without keys has no weights.
     log_mass = jnp.where(jnp.isneginf(log_mass), jnp.inf, log_mass)
     rows = _flat(query), _flat(key), _flat(value), _flat(log_mass), _flat(d_out), _flat(shift)

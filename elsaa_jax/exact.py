@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from elsaa_jax import block_kernels, checks, dispatch
+from elsaa_jax import block_kernels, blocks, checks, dispatch
 from elsaa_jax.chunks import pad_axis
-from elsaa_jax.masses import normalize, safe_max
+from elsaa_jax.masses import mix, softmax_pair
 from elsaa_jax.types import Array, BranchOutput, Implementation
 from pallas_kernels.configs import block_refusal
 
@@ -194,11 +194,7 @@ def backward(
     d_out: Array,
     shift: Array,
 ) -> tuple[Array, Array, Array]:
-    """d_query, d_key, d_value in float32, from the log_mass of all keys a query saw.
-
-    With p = exp(logit - log_mass), d_logit = p (d_out . v - shift): `log_mass` and `shift` may
-    include keys of other calls, which is how the levels of a causal split share one softmax.
-    """
+    """d_query, d_key and d_value in float32; see `blocks.backward`."""
     num_queries, num_keys = geometry.num_queries, geometry.num_keys
     query, d_out = (_pad(x, 2, geometry.query_chunk) for x in (query, d_out))
     key, value = _pad(key, 1, geometry.key_chunk), _pad(value, 1, geometry.key_chunk)
@@ -237,56 +233,53 @@ def _chunk(x: Array, index: Array, size: int, axis: int) -> Array:
     return lax.dynamic_slice_in_dim(x, index * size, size, axis)
 
 
-def _logits(geometry: Geometry, query: Array, key: Array, valid: Array, i: Array, j: Array) -> Array:
-    """Logits (R, G, C, C) of query chunk i against key chunk j, -inf where not attended."""
-    logits = jnp.einsum("rgth,rsh->rgts", query, key, preferred_element_type=jnp.float32) * geometry.scale
-    rows, columns = logits.shape[2:]
+def _merge_group(x: Array) -> Array:
+    """(R, G, C, ...) -> (R, G * C, ...): queries that read the same keys."""
+    return x.reshape(x.shape[0], -1, *x.shape[3:])
+
+
+def _bias(geometry: Geometry, group: int, valid: Array, i: Array, j: Array) -> Array:
+    """What is added to the logits (R, G * C, C) of query chunk i and key chunk j: -inf where not attended."""
+    rows, columns = geometry.query_chunk, geometry.key_chunk
     key_place = j * columns + jnp.arange(columns, dtype=jnp.int32)
+    attended = jnp.ones((1, 1, 1), bool)
     if geometry.is_causal:
         query_place = geometry.num_keys - geometry.num_queries + i * rows + jnp.arange(rows, dtype=jnp.int32)
-        past = key_place[None, :] <= query_place[:, None]
-        logits = jnp.where(past[None, None], logits, -jnp.inf)
+        attended = jnp.tile(key_place[None, :] <= query_place[:, None], (group, 1))[None]
+    elif geometry.num_keys % columns and not geometry.masked:
+        attended = (key_place < geometry.num_keys)[None, None, :]
     if geometry.masked:
-        logits = jnp.where(_chunk(valid, j, columns, 1)[:, None, None, :], logits, -jnp.inf)
-    elif geometry.num_keys % columns and not geometry.is_causal:
-        logits = jnp.where((key_place < geometry.num_keys)[None, None, None, :], logits, -jnp.inf)
-    return logits
+        attended = attended & _chunk(valid, j, columns, 1)[:, None, :]
+    return jnp.where(attended, 0.0, -jnp.inf)
 
 
 def _forward_rows(geometry, query, key, value, valid):
-    num_rows, group, num_queries, head_dim = query.shape
+    num_rows, group, num_queries, _ = query.shape
     rows, columns = geometry.query_chunk, geometry.key_chunk
     num_key_chunks = key.shape[1] // columns
 
     def query_chunk(i):
-        query_i = _chunk(query, i, rows, 2)
+        query_i = _merge_group(_chunk(query, i, rows, 2))
+
+        def attend(j):
+            keys = _chunk(key, j, columns, 1), _chunk(value, j, columns, 1), _bias(geometry, group, valid, i, j)
+            return blocks.forward(query_i, *keys, geometry.scale)
 
         def step(j, state):
-            top, total, out = state
-            logits = _logits(geometry, query_i, _chunk(key, j, columns, 1), valid, i, j)
-            new_top = jnp.maximum(top, logits.max(-1))
-            base = safe_max(new_top)
-            weights = jnp.exp(logits - base[..., None])
-            keep = jnp.exp(top - base)
-            values = jnp.einsum(
-                "rgts,rsh->rgth",
-                weights.astype(value.dtype),
-                _chunk(value, j, columns, 1),
-                preferred_element_type=jnp.float32,
-            )
-            return new_top, total * keep + weights.sum(-1), out * keep[..., None] + values
+            out, log_mass = attend(j)
+            weights, log_mass = softmax_pair(state[1], log_mass)
+            return mix(state[0], out, weights), log_mass
 
-        start = (
-            jnp.full((num_rows, group, rows), -jnp.inf, jnp.float32),
-            jnp.zeros((num_rows, group, rows), jnp.float32),
-            jnp.zeros((num_rows, group, rows, head_dim), jnp.float32),
-        )
         last = num_key_chunks
         if geometry.is_causal:
             last_place = geometry.num_keys - geometry.num_queries + (i + 1) * rows - 1
             last = jnp.minimum(last_place // columns + 1, num_key_chunks)
-        top, total, out = lax.fori_loop(0, last, step, start)
-        return normalize(out, total, top)
+        if num_key_chunks == 1:
+            state = attend(jnp.int32(0))
+        else:
+            log_mass = jnp.full(query_i.shape[:2], -jnp.inf, jnp.float32)
+            state = lax.fori_loop(0, last, step, (jnp.zeros(query_i.shape, jnp.float32), log_mass))
+        return tuple(x.reshape(num_rows, group, rows, *x.shape[2:]) for x in state)
 
     num_query_chunks = num_queries // rows
     if num_query_chunks == 1:
@@ -297,7 +290,7 @@ def _forward_rows(geometry, query, key, value, valid):
 
 
 def _backward_rows(geometry, query, key, value, valid, log_mass, d_out, shift):
-    num_queries = query.shape[2]
+    _, group, num_queries, _ = query.shape
     rows, columns = geometry.query_chunk, geometry.key_chunk
 
     def key_chunk(d_query, j):
@@ -305,20 +298,12 @@ def _backward_rows(geometry, query, key, value, valid, log_mass, d_out, shift):
 
         def step(i, state):
             d_query, d_key, d_value = state
-            query_i, d_out_i = _chunk(query, i, rows, 2), _chunk(d_out, i, rows, 2)
-            logits = _logits(geometry, query_i, key_j, valid, i, j)
-            d_query_i, d_key_i, d_value_i = logits_vjp(
-                logits,
-                query_i,
-                key_j,
-                value_j,
-                _chunk(log_mass, i, rows, 2),
-                d_out_i,
-                _chunk(shift, i, rows, 2),
-                geometry.scale,
-            )
+            query_i, *rows_i = (_merge_group(_chunk(x, i, rows, 2)) for x in (query, log_mass, d_out, shift))
+            bias = _bias(geometry, group, valid, i, j)
+            d_query_i, d_key_i, d_value_i = blocks.backward(query_i, key_j, value_j, bias, geometry.scale, *rows_i)
             present = _chunk(d_query, i, rows, 2)
-            d_query = lax.dynamic_update_slice_in_dim(d_query, present + d_query_i, i * rows, 2)
+            d_query_i = present + d_query_i.reshape(present.shape)
+            d_query = lax.dynamic_update_slice_in_dim(d_query, d_query_i, i * rows, 2)
             return d_query, d_key + d_key_i, d_value + d_value_i
 
         first = 0
@@ -333,17 +318,4 @@ def _backward_rows(geometry, query, key, value, valid, log_mass, d_out, shift):
     num_key_chunks = key.shape[1] // columns
     d_query, parts = lax.scan(key_chunk, start, jnp.arange(num_key_chunks, dtype=jnp.int32))
     d_key, d_value = (jnp.moveaxis(x, 0, 1).reshape(key.shape) for x in parts)
-    return d_query, d_key, d_value
-
-
-def logits_vjp(logits, query, key, value, log_mass, d_out, shift, scale):
-    """Derivatives through one tile of logits (R, G, T, S); see `backward`."""
-    weights = jnp.exp(logits - log_mass[..., None])
-    d_value = jnp.einsum(
-        "rgts,rgth->rsh", weights.astype(value.dtype), d_out.astype(value.dtype), preferred_element_type=jnp.float32
-    )
-    d_weights = jnp.einsum("rgth,rsh->rgts", d_out.astype(value.dtype), value, preferred_element_type=jnp.float32)
-    d_logits = (weights * (d_weights - shift[..., None]) * scale).astype(key.dtype)
-    d_query = jnp.einsum("rgts,rsh->rgth", d_logits, key, preferred_element_type=jnp.float32)
-    d_key = jnp.einsum("rgts,rgth->rsh", d_logits, query, preferred_element_type=jnp.float32)
     return d_query, d_key, d_value

@@ -55,7 +55,7 @@ class Stretches(NamedTuple):
         d_out: Array,
         shift: Array,
     ) -> tuple[Array, Array, Array]:
-        """d_query, d_key and d_value, float32; see `exact.backward`."""
+        """d_query, d_key and d_value, float32; see `blocks.backward`."""
         geometry, rows = self._rows(scale, query, key, value, key_mask)
         batch, num_kv_heads = query.shape[0] * self.number, key.shape[2]
         # Queries that pad the first and the last stretch have weights, but no cotangent.

@@ -13,12 +13,12 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import lax
 
-from elsaa_jax.exact import logits_vjp
-from elsaa_jax.masses import mix, normalize, safe_max, softmax_pair
+from elsaa_jax import blocks
+from elsaa_jax.masses import mix, softmax_pair
 from elsaa_jax.types import Array, TilePlan
 
-# Scores that are computed at a time: few enough to stay in the cache of a CPU.
-SCORES_AT_A_TIME = 2**19
+# Scores that are computed at a time.
+SCORES_AT_A_TIME = 2**20
 
 
 def forward(
@@ -39,13 +39,7 @@ def forward(
         start = (jnp.zeros(query.shape, jnp.float32), jnp.full(query.shape[:1], -jnp.inf, jnp.float32))
 
     def attend(query_rows, key_rows):
-        logits = _logits(query, key, query_rows, key_rows, scale)
-        top = safe_max(logits.max(-1))
-        weights = jnp.exp(logits - top[..., None])
-        out = jnp.einsum(
-            "ats,ash->ath", weights.astype(value.dtype), _take(value, key_rows), preferred_element_type=jnp.float32
-        )
-        return normalize(out, weights.sum(-1), top)
+        return blocks.forward(_take(query, query_rows), *_take_keys(key, value, key_rows), scale)
 
     def nothing(query_rows, key_rows):
         return jnp.zeros((*query_rows.shape, query.shape[1]), jnp.float32), jnp.full(
@@ -73,22 +67,14 @@ def backward(
     shift: Array,
     start: tuple[Array, Array, Array],
 ) -> tuple[Array, Array, Array]:
-    """d_query, d_key and d_value, float32, added to `start`; see `exact.backward`."""
+    """d_query, d_key and d_value, float32, added to `start`; see `blocks.backward`."""
     # exp(logit - inf) is 0: a row that is no row has no weights.
     log_mass = jnp.where(jnp.isneginf(log_mass), jnp.inf, log_mass)
 
     def derive(query_rows, key_rows):
-        d_query, d_key, d_value = logits_vjp(
-            _logits(query, key, query_rows, key_rows, scale)[:, None],
-            _take(query, query_rows)[:, None],
-            _take(key, key_rows),
-            _take(value, key_rows),
-            _take(log_mass, query_rows, jnp.inf)[:, None],
-            _take(d_out, query_rows)[:, None],
-            _take(shift, query_rows)[:, None],
-            scale,
-        )
-        return d_query[:, 0], d_key, d_value
+        keys = _take_keys(key, value, key_rows)
+        rows = (_take(x, query_rows, fill) for x, fill in ((log_mass, jnp.inf), (d_out, 0), (shift, 0)))
+        return blocks.backward(_take(query, query_rows), *keys, scale, *rows)
 
     def nothing(query_rows, key_rows):
         d_key = jnp.zeros((*key_rows.shape, key.shape[1]), jnp.float32)
@@ -119,15 +105,13 @@ def _take(rows: Array, index: Array, fill: float = 0) -> Array:
     return rows.at[index].get(mode="fill", fill_value=fill)
 
 
+def _take_keys(key: Array, value: Array, index: Array) -> tuple[Array, Array, Array]:
+    """Keys and values of blocks, and what is added to their logits."""
+    return _take(key, index), _take(value, index), jnp.where(index < len(key), 0.0, -jnp.inf)[:, None, :]
+
+
 def _put(rows: Array, index: Array, values: Array) -> Array:
     return rows.at[index].set(values, mode="drop", unique_indices=True)
-
-
-def _logits(query: Array, key: Array, query_rows: Array, key_rows: Array, scale: float) -> Array:
-    logits = jnp.einsum(
-        "ath,ash->ats", _take(query, query_rows), _take(key, key_rows), preferred_element_type=jnp.float32
-    )
-    return jnp.where((key_rows < len(key))[:, None, :], logits * scale, -jnp.inf)
 
 
 def _unless_empty(plan: TilePlan, num_queries: int, function, otherwise, query_rows: Array, key_rows: Array):
