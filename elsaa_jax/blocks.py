@@ -8,6 +8,8 @@ of queries and of keys compute the scores twice, which costs less than to store 
 
 from __future__ import annotations
 
+import functools
+
 import jax.numpy as jnp
 from jax import lax
 
@@ -83,10 +85,11 @@ def _pack(*parts: Array) -> list[Array]:
     """Arrays (A, t, ...), by way of one array that has them side by side, as (A, t, width)."""
     widths = [1 if x.ndim == 2 else x.shape[2] for x in parts]
     ends = [sum(widths[: i + 1]) for i in range(len(widths))]
-    packed = 0.0
-    for x, width, end in zip(parts, widths, ends, strict=True):
+
+    def place(x: Array, end: int) -> Array:
         if x.ndim == 2:
-            packed += x[..., None] * jnp.eye(1, ends[-1], end - 1)[None]
-        else:
-            packed += jnp.pad(x, [(0, 0), (0, 0), (end - width, ends[-1] - end)])
+            return x[..., None] * jnp.eye(1, ends[-1], end - 1)[None]
+        return jnp.pad(x, [(0, 0), (0, 0), (end - x.shape[2], ends[-1] - end)])
+
+    packed = functools.reduce(jnp.add, map(place, parts, ends))
     return jnp.split(packed, ends[:-1], axis=2)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from jax import lax
+
 from elsaa_jax import exact
 from elsaa_jax.chunks import pad_axis
 from elsaa_jax.types import Array
@@ -39,9 +41,13 @@ class Stretches(NamedTuple):
         self, scale: float, query: Array, key: Array, value: Array, key_mask: Array | None
     ) -> tuple[Array, Array]:
         """out (B, T, N, H) and log_mass (B, T, N) within the stretches, float32."""
-        geometry, rows = self._rows(scale, query, key, value, key_mask)
-        batch = query.shape[0] * self.number
-        out, log_mass = (exact.from_query_rows(x, batch) for x in exact.forward(geometry, *rows))
+
+        def attend(query, key, value, key_mask):
+            geometry = self._geometry(scale, key_mask)
+            rows = exact.forward(geometry, *exact.to_rows(query, key, value, key_mask))
+            return tuple(exact.from_query_rows(x, query.shape[0]) for x in rows)
+
+        out, log_mass = self._map(attend, self._split_queries(query), *self._split_all_keys(key, value, key_mask))
         return self._join_queries(out), self._join_queries(log_mass)
 
     def backward(
@@ -56,16 +62,21 @@ class Stretches(NamedTuple):
         shift: Array,
     ) -> tuple[Array, Array, Array]:
         """d_query, d_key and d_value, float32; see `blocks.backward`."""
-        geometry, rows = self._rows(scale, query, key, value, key_mask)
-        batch, num_kv_heads = query.shape[0] * self.number, key.shape[2]
+
+        def derive(query, key, value, key_mask, *of_queries):
+            geometry, batch = self._geometry(scale, key_mask), query.shape[0]
+            rows = (
+                *exact.to_rows(query, key, value, key_mask),
+                *(exact.to_query_rows(x, key.shape[2]) for x in of_queries),
+            )
+            d_query, *d_keys = exact.backward(geometry, *rows)
+            return exact.from_query_rows(d_query, batch), *(exact.from_key_rows(x, batch) for x in d_keys)
+
         # Queries that pad the first and the last stretch have weights, but no cotangent.
-        cotangents = (exact.to_query_rows(self._split_queries(x), num_kv_heads) for x in (log_mass, d_out, shift))
-        d_query, d_key, d_value = exact.backward(geometry, *rows, *cotangents)
-        return (
-            self._join_queries(exact.from_query_rows(d_query, batch)),
-            self._join_keys(exact.from_key_rows(d_key, batch)),
-            self._join_keys(exact.from_key_rows(d_value, batch)),
-        )
+        query, *of_queries = (self._split_queries(x) for x in (query, log_mass, d_out, shift))
+        d_query, *d_keys = self._map(derive, query, *self._split_all_keys(key, value, key_mask), *of_queries)
+        d_key, d_value = (self._join_keys(x) for x in d_keys)
+        return self._join_queries(d_query), d_key, d_value
 
     def count_keys(self, query: Array, key_mask: Array | None) -> Array:
         """How many keys of its stretch each query sees: (B, T, N) float32."""
@@ -74,11 +85,30 @@ class Stretches(NamedTuple):
         num_keys = self.num_keys - self.first if self.number == 1 else self.base
         return self._join_queries(exact.count_keys(query, num_keys, True, mask))
 
-    def _rows(self, scale: float, query: Array, key: Array, value: Array, key_mask: Array | None):
-        query, key, value = self._split_queries(query), self._split_keys(key), self._split_keys(value)
-        mask = None if key_mask is None else self._split_keys(key_mask)
-        geometry = exact.make_geometry(query.shape[1], key.shape[1], True, scale, mask is not None)
-        return geometry, exact.to_rows(query, key, value, mask)
+    def _geometry(self, scale: float, key_mask: Array | None) -> exact.Geometry:
+        num_queries, num_keys = (self.num_queries, self.num_keys - self.first) if self.number == 1 else (self.base,) * 2
+        return exact.make_geometry(num_queries, num_keys, True, scale, key_mask is not None)
+
+    def _map(self, function, *arrays):
+        """Applies `function` to a few stretches at a time, so that each is put in order while it is in the cache."""
+        number, num_heads = arrays[0].shape[0], arrays[0].shape[2]
+        at_a_time = exact.largest_divisor(number, exact.SCORES_AT_A_TIME // (num_heads * self.base**2))
+        if at_a_time == number:
+            return function(*arrays)
+
+        def group(x):
+            # Stretches and tokens are one axis: XLA copies the input of a loop that has an axis of size 1.
+            return None if x is None else x.reshape(-1, at_a_time * x.shape[1], *x.shape[2:])
+
+        def some(xs):
+            xs = (None if x is None else x.reshape(at_a_time, -1, *x.shape[1:]) for x in xs)
+            return tuple(x.reshape(-1, *x.shape[2:]) for x in function(*xs))
+
+        results = lax.map(some, tuple(group(x) for x in arrays))
+        return tuple(x.reshape(number, -1, *x.shape[2:]) for x in results)
+
+    def _split_all_keys(self, key: Array, value: Array, key_mask: Array | None) -> list[Array | None]:
+        return [None if x is None else self._split_keys(x) for x in (key, value, key_mask)]
 
     def _split_queries(self, x: Array) -> Array:
         return self._split(x, self.first_query - self.first)
