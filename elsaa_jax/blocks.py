@@ -1,19 +1,17 @@
 """Attention of rows of queries to blocks of keys: softmax, log-mass and derivatives of one block.
 
-Written for XLA's CPU compiler. It makes one loop of products, exponentials and sums, on all cores
-and without scores in memory, where a sum is part of it, nothing is selected, and a single array
-comes out. So keys are masked by adding -inf, results are packed side by side, and the derivatives
-of queries and of keys compute the scores twice, which costs less than to store them once.
+Written for XLA's CPU compiler, which makes one loop of it, on all cores and without scores in memory
+(see `packing`). The derivatives of queries and of keys compute the scores twice, which costs less
+than to store them once.
 """
 
 from __future__ import annotations
-
-import functools
 
 import jax.numpy as jnp
 from jax import lax
 
 from elsaa_jax.masses import normalize
+from elsaa_jax.packing import pack
 from elsaa_jax.types import Array
 
 # Where a row has no keys, of what is subtracted in its exponents: finite, and below all logits.
@@ -34,7 +32,7 @@ def forward(query: Array, key: Array, value: Array, bias: Array, scale: float) -
     top = jnp.maximum(logits, LOWEST).max(-1)
     weights = jnp.exp(logits - top[..., None])
     out = _product("ats,ash->ath", weights.astype(value.dtype), value)
-    out, total, top = _pack(out, weights.sum(-1), top)
+    out, total, top = pack(out, weights.sum(-1), top)
     return normalize(out, total[..., 0], top[..., 0])
 
 
@@ -65,13 +63,13 @@ def backward(
     def fused(query, key, value, bias, log_mass, d_out, shift):
         weights = jnp.exp(_product("ath,ash->ats", query, key) * scale + bias - log_mass[..., None])
         d_logits = weights * (_product("ath,ash->ats", d_out, value) - shift[..., None]) * scale
-        d_query, _ = _pack(_product("ats,ash->ath", d_logits.astype(key.dtype), key), d_logits.sum(-1))
+        d_query, _ = pack(_product("ats,ash->ath", d_logits.astype(key.dtype), key), d_logits.sum(-1))
         bias, log_mass, shift = bias.swapaxes(1, 2), log_mass[:, None, :], shift[:, None, :]
         weights = jnp.exp(_product("ash,ath->ast", key, query) * scale + bias - log_mass)
         d_logits = weights * (_product("ash,ath->ast", value, d_out) - shift) * scale
         d_key = _product("ast,ath->ash", d_logits.astype(key.dtype), query)
         d_value = _product("ast,ath->ash", weights.astype(value.dtype), d_out)
-        d_key, d_value, _ = _pack(d_key, d_value, d_logits.sum(-1))
+        d_key, d_value, _ = pack(d_key, d_value, d_logits.sum(-1))
         return d_query, d_key, d_value
 
     return lax.platform_dependent(*arrays, cpu=fused, default=apart)
@@ -79,17 +77,3 @@ def backward(
 
 def _product(subscripts: str, x: Array, y: Array) -> Array:
     return jnp.einsum(subscripts, x, y, preferred_element_type=jnp.float32)
-
-
-def _pack(*parts: Array) -> list[Array]:
-    """Arrays (A, t, ...), by way of one array that has them side by side, as (A, t, width)."""
-    widths = [1 if x.ndim == 2 else x.shape[2] for x in parts]
-    ends = [sum(widths[: i + 1]) for i in range(len(widths))]
-
-    def place(x: Array, end: int) -> Array:
-        if x.ndim == 2:
-            return x[..., None] * jnp.eye(1, ends[-1], end - 1)[None]
-        return jnp.pad(x, [(0, 0), (0, 0), (end - x.shape[2], ends[-1] - end)])
-
-    packed = functools.reduce(jnp.add, map(place, parts, ends))
-    return jnp.split(packed, ends[:-1], axis=2)

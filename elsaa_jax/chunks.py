@@ -29,6 +29,11 @@ def split_chunks(x: Array, size: int, start: int = 0) -> Array:
     return x.reshape(-1, batch * size, *x.shape[3:])
 
 
+def fold(chunks: Sequence[Array], number: int) -> list[Array]:
+    """Several chunks in one, of each array: (chunks, rows, ...) -> (chunks / number, number * rows, ...)."""
+    return [x.reshape(-1, number * x.shape[1], *x.shape[2:]) for x in chunks]
+
+
 def unfold(chunk: Sequence[Array], batch: int) -> list[Array]:
     """One chunk of `split_chunks`, of each array: (B * C, ...) -> (B, C, ...)."""
     return [x.reshape(batch, -1, *x.shape[1:]) for x in chunk]
@@ -38,6 +43,11 @@ def join_chunks(x: Array, length: int, start: int = 0) -> Array:
     """(chunks, B, C, ...) -> (B, length, ...), of tokens that begin at place `start` of the first chunk."""
     x = jnp.moveaxis(x, 0, 1)
     return x.reshape(x.shape[0], -1, *x.shape[3:])[:, start : start + length]
+
+
+def largest_divisor(number: int, bound: int) -> int:
+    """The largest divisor of `number` that is at most `bound`, and at least 1."""
+    return next(d for d in range(max(1, min(number, bound)), 0, -1) if number % d == 0)
 
 
 def to_head_rows(x: Array, num_kv_heads: int) -> Array:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from elsaa_jax import block_kernels, blocks, checks, dispatch
-from elsaa_jax.chunks import pad_axis
+from elsaa_jax.chunks import largest_divisor, pad_axis
 from elsaa_jax.masses import mix, softmax_pair
 from elsaa_jax.types import Array, BranchOutput, Implementation
 from pallas_kernels.configs import block_refusal
@@ -222,11 +222,6 @@ def _map_rows(geometry: Geometry, function, *arrays):
     split = [x.reshape(num_rows // at_a_time, at_a_time, *x.shape[1:]) for x in arrays]
     results = lax.map(lambda xs: function(*xs), split)
     return jax.tree.map(lambda x: x.reshape(num_rows, *x.shape[2:]), results)
-
-
-def largest_divisor(number: int, bound: int) -> int:
-    """The largest divisor of `number` that is at most `bound`, and at least 1."""
-    return next(d for d in range(max(1, min(number, bound)), 0, -1) if number % d == 0)
 
 
 def _chunk(x: Array, index: Array, size: int, axis: int) -> Array:

@@ -7,12 +7,15 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from elsaa_jax import checks, dispatch, race_kernels
 from elsaa_jax.chunks import (
+    fold,
     from_head_rows,
     join_chunks,
+    largest_divisor,
     pad_axis,
     past_of_rows,
     split_chunks,
@@ -20,8 +23,8 @@ from elsaa_jax.chunks import (
     unfold,
 )
 from elsaa_jax.config import MAX_SOFT_BITS, check_int
-from elsaa_jax.hashing import corner_products
 from elsaa_jax.masses import safe_log
+from elsaa_jax.packing import pack
 from elsaa_jax.race_kernels import State
 from elsaa_jax.types import Array, BranchOutput, Implementation
 from pallas_kernels.configs import race_refusal
@@ -207,8 +210,10 @@ def log_mass_of(den: Array) -> Array:
 
 
 class Codes(NamedTuple):
-    """The soft codes of one call. Tokens are the last axis, so that the products over bits run over
-    contiguous memory; R = B * K rows, X = G * C tokens of a row.
+    """The soft codes of one call, as exponentials of products of matrices, which XLA fuses on a CPU (`packing`).
+
+    A code prod_p sigmoid(2 v_p u_p), with u_p = beta tanh(w_p . x) and the signs v_p of its corner, is
+    exp(sum_p v_p u_p - sum_p log(2 cosh u_p)). Rows: Z = B * K * M, X = G * C tokens of a row, F = L * 2**P.
     """
 
     planes: Array
@@ -220,57 +225,87 @@ class Codes(NamedTuple):
         """L, the tables of one ensemble."""
         return self.planes.shape[-3] // self.num_ensembles
 
-    def __call__(self, x: Array, num_kv_heads: int) -> Array:
-        """(B, C, K * G, H) -> (R, M, F, X), F = L * 2**P."""
-        rows = to_head_rows(x, num_kv_heads).astype(jnp.float32)
-        *heads, tables, bits, head_dim = self.planes.shape
-        planes = self.planes.astype(jnp.float32).reshape(*heads, tables * bits, head_dim)
-        planes = jnp.tile(planes, (x.shape[0], 1, 1)) if heads else planes
-        subscripts = "rxh,rph->rpx" if heads else "rxh,ph->rpx"
-        dots = jnp.einsum(subscripts, rows, planes, precision=lax.Precision.HIGHEST)
-        codes = corner_products(dots.reshape(len(rows), tables, bits, -1), self.beta, axis=2)
-        return codes.reshape(len(rows), self.num_ensembles, -1, dots.shape[-1])
+    def rows(self, x: Array, num_kv_heads: int) -> Array:
+        """(B, C, K * G, H) -> (Z, X, H), float32."""
+        x = to_head_rows(x, num_kv_heads).astype(jnp.float32)
+        return x if self.num_ensembles == 1 else jnp.repeat(x, self.num_ensembles, axis=0)
 
-    def of_keys(self, key: Array, valid: Array) -> Array:
-        """(B, C, K, H) -> (R, M, F, C), 0 for masked keys."""
-        valid = jnp.repeat(valid, key.shape[2], axis=0)
-        return jnp.where(valid[:, None, None, :], self(key, key.shape[2]), 0.0)
+    def of_queries(self, rows: Array) -> Array:
+        """(Z, X, H) -> (Z, X, F)."""
+        turns, norms = self._turns(_precisely("zxh,zph->zxp", rows, self._planes(len(rows))))
+        turns, norms = (x.reshape(*rows.shape[:2], self.num_tables, -1) for x in (turns, norms))
+        exponents = _precisely("zxlp,pc->zxlc", turns, self._corners) - norms.sum(-1)[..., None]
+        return jnp.exp(exponents).reshape(*rows.shape[:2], -1)
+
+    def of_keys(self, rows: Array, valid: Array) -> Array:
+        """(Z, C, H) -> (Z, F, C), 0 for masked keys; `valid` is (B, C)."""
+        turns, norms = self._turns(_precisely("zph,zxh->zpx", self._planes(len(rows)), rows))
+        turns, norms = (x.reshape(len(rows) * self.num_tables, -1, rows.shape[1]) for x in (turns, norms))
+        corners = jnp.broadcast_to(self._corners.T[None], (len(turns), *self._corners.T.shape))
+        exponents = _precisely("zcp,zpx->zcx", corners, turns) - norms.sum(1)[:, None, :]
+        codes = jnp.exp(exponents).reshape(len(rows), -1, rows.shape[1])
+        return codes * jnp.repeat(valid.astype(jnp.float32), len(rows) // len(valid), axis=0)[:, None, :]
+
+    @property
+    def _corners(self) -> Array:
+        """(P, 2**P) signs."""
+        bits = np.arange(self.planes.shape[-2])[:, None]
+        return jnp.asarray(2 * (np.arange(2 ** len(bits))[None, :] >> bits & 1) - 1, jnp.float32)
+
+    def _planes(self, num_rows: int) -> Array:
+        """(Z, L * P, H)."""
+        planes = self.planes.astype(jnp.float32).reshape(
+            -1, self.num_tables * self.planes.shape[-2], self.planes.shape[-1]
+        )
+        return jnp.tile(planes, (num_rows // len(planes), 1, 1))
+
+    def _turns(self, dots: Array) -> tuple[Array, Array]:
+        """u and log(2 cosh u)."""
+        turns = self.beta * jnp.tanh(dots)
+        size = jnp.abs(turns)
+        return turns, size + jnp.log1p(jnp.exp(-2 * size))
+
+
+def _precisely(subscripts: str, x: Array, y: Array) -> Array:
+    """A product that ends up in an exponent."""
+    return jnp.einsum(subscripts, x, y, precision=lax.Precision.HIGHEST)
 
 
 def _summary(codes: Codes, key: Array, value: Array, valid: Array) -> tuple[Array, Array]:
     """Bucket masses (R, M, F) and bucket values (R, M, F, H) of a chunk of keys."""
-    key_codes = codes.of_keys(key, valid)
-    rows = to_head_rows(value, key.shape[2]).astype(jnp.float32)
-    values = jnp.einsum("rfc,rch->rfh", key_codes.reshape(len(rows), -1, rows.shape[1]), rows)
-    return key_codes.sum(-1), values.reshape(*key_codes.shape[:3], -1)
+    keys, values = (codes.rows(x, key.shape[2]) for x in (key, value))
+    key_codes = codes.of_keys(keys, valid)
+    values, mass = pack(jnp.einsum("zfc,zch->zfh", key_codes, values), key_codes.sum(-1))
+    values = values.reshape(-1, codes.num_ensembles, *values.shape[1:])
+    return mass.reshape(values.shape[:3]), values
 
 
-def _read(query_codes: Array, mass: Array, values: Array) -> tuple[Array, Array]:
-    """L Den (R, M, X) and L Num (R, M, X, H) of queries that see these summaries."""
-    rows = query_codes.shape[:2]
-    query_codes, mass, values = (x.reshape(-1, *x.shape[2:]) for x in (query_codes, mass, values))
-    den = jnp.einsum("zfx,zf->zx", query_codes, mass)
-    num = jnp.einsum("zfx,zfh->zxh", query_codes, values)
-    return den.reshape(*rows, -1), num.reshape(*rows, *num.shape[1:])
+def _read(codes: Codes, query: Array, num_kv_heads: int, state: State, eps: Array, own=None) -> tuple[Array, Array]:
+    """out (B, C, N, H) and Den (B, C, N) of queries that see a state, and what lies before them in their own chunk.
 
-
-def _read_past(query_codes: Array, key_codes: Array, value: Array) -> tuple[Array, Array]:
-    """As `_read`, of the keys (R, M, F, C) of the chunk itself, up to each query's own."""
-    (num_rows, ensembles, _, num_queries), length = query_codes.shape, key_codes.shape[-1]
-    flat_queries, flat_keys = (x.reshape(-1, *x.shape[2:]) for x in (query_codes, key_codes))
-    kernel = jnp.einsum("zfx,zfs->zxs", flat_queries, flat_keys)
-    kernel = jnp.where(past_of_rows(num_queries, length)[None], kernel, 0.0)
-    kernel = kernel.reshape(num_rows, ensembles * num_queries, length)
-    num = jnp.einsum("rxs,rsh->rxh", kernel, value.astype(jnp.float32))
-    den = kernel.sum(-1)
-    return den.reshape(num_rows, ensembles, -1), num.reshape(num_rows, ensembles, num_queries, -1)
-
-
-def _finish(den: Array, num: Array, codes: Codes, eps: float | Array) -> tuple[Array, Array]:
-    """out (R, X, H), the mean over the ensembles of Num / (Den + eps), and Den (R, X), theirs."""
-    den, num = den / codes.num_tables, num / codes.num_tables
+    Args:
+      codes: of the call.
+      query: a chunk.
+      num_kv_heads: K.
+      state: mass (R, M, F) and values (R, M, F, H).
+      eps: floor of the denominator.
+      own: key, value and valid of the chunk that the queries stand in.
+    """
+    mass, values = (x.reshape(-1, *x.shape[2:]) for x in state)
+    query_codes = codes.of_queries(codes.rows(query, num_kv_heads))
+    num = jnp.einsum("zxf,zfh->zxh", query_codes, values)
+    den = jnp.sum(query_codes * mass[:, None, :], axis=-1)
+    if own is not None:
+        *keys, valid = own
+        key_rows, value_rows = (codes.rows(x, num_kv_heads) for x in keys)
+        kernel = jnp.einsum("zxf,zfs->zxs", query_codes, codes.of_keys(key_rows, valid))
+        kernel = kernel * past_of_rows(kernel.shape[1], kernel.shape[2]).astype(jnp.float32)[None]
+        num, den = num + jnp.einsum("zxs,zsh->zxh", kernel, value_rows), den + kernel.sum(-1)
+    num, den = (x.reshape(-1, codes.num_ensembles, *x.shape[1:]) / codes.num_tables for x in pack(num, den))
     # A row without keys has Num = Den = 0, and with eps = 0 nothing to divide by.
-    return jnp.mean(num / jnp.where(den > 0, den + eps, 1.0)[..., None], axis=1), den.mean(1)
+    out = jnp.mean(num / jnp.where(den > 0, den + eps, 1.0), axis=1)
+    length = query.shape[1]
+    return from_head_rows(out, num_kv_heads, length), from_head_rows(den[..., 0].mean(1), num_kv_heads, length)
 
 
 def _state(
@@ -278,25 +313,34 @@ def _state(
 ) -> State:
     """What queries read: the summary of all keys, or those of the chunks before each chunk with a query."""
     codes = Codes(planes, beta, static.num_ensembles)
-    batch, num_keys = key.shape[:2]
+    num_keys = key.shape[1]
     size = static.causal_chunk or min(FULL_CHUNK, num_keys)
     chunks = [split_chunks(x, size) for x in (key, value, _valid(key, key_mask))]
-
-    def summarise(chunk):
-        return _summary(codes, *unfold(chunk, batch))
-
+    batch, num_chunks = key.shape[0], len(chunks[0])
     if static.causal_chunk is not None:
         # Alg. 3: a prefix sum of chunk summaries.
-        summaries = lax.map(jax.checkpoint(summarise), chunks)
+        number = largest_divisor(num_chunks, FULL_CHUNK // size)
+
+        def summarise(some):
+            return [x.reshape(number, -1, *x.shape[1:]) for x in _summary(codes, *unfold(some, number * batch))]
+
+        summaries = [
+            x.reshape(num_chunks, *x.shape[2:]) for x in lax.map(jax.checkpoint(summarise), fold(chunks, number))
+        ]
         upto = lax.associative_scan(lambda a, b: jax.tree.map(jnp.add, a, b), summaries)
         first = (num_keys - num_queries) // size
         return State(*(pad_axis(x, 0, 1, 0)[first:-1] for x in upto))
+    # Several parts of a chunk are summed at the same time.
+    parts = largest_divisor(size, 8)
 
     def add(total, chunk):
-        return jax.tree.map(jnp.add, total, summarise(chunk)), None
+        sums = (
+            x.reshape(batch, parts, -1, *x.shape[1:]).sum(1) for x in _summary(codes, *unfold(chunk, batch * parts))
+        )
+        return [a + b.reshape(a.shape) for a, b in zip(total, sums, strict=True)], None
 
-    shapes = jax.eval_shape(summarise, [x[0] for x in chunks])
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    buckets = batch * key.shape[2], static.num_ensembles, codes.num_tables * 2 ** planes.shape[-2]
+    zeros = [jnp.zeros(buckets, jnp.float32), jnp.zeros((*buckets, key.shape[3]), jnp.float32)]
     return State(*lax.scan(jax.checkpoint(add), zeros, chunks)[0])
 
 
@@ -320,27 +364,24 @@ def _readout(
         size, start = min(FULL_CHUNK, num_queries), 0
 
         def read(chunk):
-            (query,) = unfold(chunk, batch)
-            parts = _finish(*_read(codes(query, num_kv_heads), *state), codes, eps)
-            return tuple(from_head_rows(x, num_kv_heads, size) for x in parts)
+            return _read(codes, unfold(chunk, batch)[0], num_kv_heads, state, eps)
 
         out, den = lax.map(jax.checkpoint(read), (split_chunks(query, size),))
     else:
         size = static.causal_chunk
         first, start = divmod(num_keys - num_queries, size)
-
-        def read_causally(chunk):
-            tokens, before = chunk
-            query, key, value, valid = unfold(tokens, batch)
-            query_codes = codes(query, num_kv_heads)
-            den, num = _read(query_codes, *before)
-            own = _read_past(query_codes, codes.of_keys(key, valid), to_head_rows(value, num_kv_heads))
-            parts = _finish(den + own[0], num + own[1], codes, eps)
-            return tuple(from_head_rows(x, num_kv_heads, size) for x in parts)
-
         keys = (split_chunks(x, size)[first:] for x in (key, value, _valid(key, key_mask)))
         tokens = split_chunks(query, size, start), *keys
-        out, den = lax.map(jax.checkpoint(read_causally), (tokens, state))
+        number = largest_divisor(len(tokens[0]), FULL_CHUNK // size)
+
+        def read_causally(some):
+            tokens, before = some
+            query, *own = unfold(tokens, number * batch)
+            parts = _read(codes, query, num_kv_heads, before, eps, own)
+            return tuple(x.reshape(number, batch, *x.shape[1:]) for x in parts)
+
+        parts = lax.map(jax.checkpoint(read_causally), (fold(tokens, number), State(*fold(state, number))))
+        out, den = (x.reshape(-1, *x.shape[2:]) for x in parts)
     out, den = join_chunks(out, num_queries, start), join_chunks(den, num_queries, start)
     return out.astype(query.dtype), den
 

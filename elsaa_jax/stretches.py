@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jax import lax
 
 from elsaa_jax import exact
-from elsaa_jax.chunks import pad_axis
+from elsaa_jax.chunks import largest_divisor, pad_axis
 from elsaa_jax.types import Array
 
 
@@ -92,7 +92,7 @@ class Stretches(NamedTuple):
     def _map(self, function, *arrays):
         """Applies `function` to a few stretches at a time, so that each is put in order while it is in the cache."""
         number, num_heads = arrays[0].shape[0], arrays[0].shape[2]
-        at_a_time = exact.largest_divisor(number, exact.SCORES_AT_A_TIME // (num_heads * self.base**2))
+        at_a_time = largest_divisor(number, exact.SCORES_AT_A_TIME // (num_heads * self.base**2))
         if at_a_time == number:
             return function(*arrays)
 

@@ -1,0 +1,42 @@
+"""Several results of one computation in one array.
+
+XLA's CPU compiler makes one loop of products of matrices, exponentials and sums, on all cores and
+with nothing but the result in memory, where a sum is part of it, nothing is selected, and a single
+array comes out. So what is masked is masked by adding -inf or multiplying by 0, and results that are
+computed together leave side by side.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from elsaa_jax.types import Array
+
+
+@jax.custom_vjp
+def pack(*parts: Array) -> tuple[Array, ...]:
+    """The same arrays, (A, t, ...), by way of one that has them side by side; (A, t) as (A, t, 1)."""
+    widths = [1 if x.ndim == 2 else x.shape[2] for x in parts]
+    ends = [sum(widths[: i + 1]) for i in range(len(widths))]
+
+    def place(x: Array, end: int) -> Array:
+        if x.ndim == 2:
+            return x[..., None] * jnp.eye(1, ends[-1], end - 1)[None]
+        return jnp.pad(x, [(0, 0), (0, 0), (end - x.shape[2], ends[-1] - end)])
+
+    packed = functools.reduce(jnp.add, map(place, parts, ends))
+    return tuple(jnp.split(packed, ends[:-1], axis=2))
+
+
+def _pack_fwd(*parts):
+    return pack(*parts), tuple(x.ndim for x in parts)
+
+
+def _pack_bwd(ranks, cotangents):
+    return tuple(d[..., 0] if rank == 2 else d for rank, d in zip(ranks, cotangents, strict=True))
+
+
+pack.defvjp(_pack_fwd, _pack_bwd)
