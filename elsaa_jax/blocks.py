@@ -7,6 +7,8 @@ than to store them once.
 
 from __future__ import annotations
 
+import functools
+
 import jax.numpy as jnp
 from jax import lax
 
@@ -52,27 +54,31 @@ def backward(
     include keys of other calls, which is how the levels of a causal split share one softmax.
     """
     arrays = query, key, value, bias, log_mass, d_out.astype(value.dtype), shift
+    fused, default = functools.partial(_derive_fused, scale), functools.partial(_derive, scale)
+    return lax.platform_dependent(*arrays, cpu=fused, default=default)
 
-    def apart(query, key, value, bias, log_mass, d_out, shift):
-        weights = jnp.exp(_product("ath,ash->ats", query, key) * scale + bias - log_mass[..., None])
-        d_weights = _product("ath,ash->ats", d_out, value)
-        d_logits = (weights * (d_weights - shift[..., None]) * scale).astype(key.dtype)
-        d_value = _product("ats,ath->ash", weights.astype(value.dtype), d_out)
-        return _product("ats,ash->ath", d_logits, key), _product("ats,ath->ash", d_logits, query), d_value
 
-    def fused(query, key, value, bias, log_mass, d_out, shift):
-        weights = jnp.exp(_product("ath,ash->ats", query, key) * scale + bias - log_mass[..., None])
-        d_logits = weights * (_product("ath,ash->ats", d_out, value) - shift[..., None]) * scale
-        d_query, _ = pack(_product("ats,ash->ath", d_logits.astype(key.dtype), key), d_logits.sum(-1))
-        bias, log_mass, shift = bias.swapaxes(1, 2), log_mass[:, None, :], shift[:, None, :]
-        weights = jnp.exp(_product("ash,ath->ast", key, query) * scale + bias - log_mass)
-        d_logits = weights * (_product("ash,ath->ast", value, d_out) - shift) * scale
-        d_key = _product("ast,ath->ash", d_logits.astype(key.dtype), query)
-        d_value = _product("ast,ath->ash", weights.astype(value.dtype), d_out)
-        d_key, d_value, _ = pack(d_key, d_value, d_logits.sum(-1))
-        return d_query, d_key, d_value
+def _derive(scale, query, key, value, bias, log_mass, d_out, shift):
+    """Scores are computed once."""
+    weights = jnp.exp(_product("ath,ash->ats", query, key) * scale + bias - log_mass[..., None])
+    d_weights = _product("ath,ash->ats", d_out, value)
+    d_logits = (weights * (d_weights - shift[..., None]) * scale).astype(key.dtype)
+    d_value = _product("ats,ath->ash", weights.astype(value.dtype), d_out)
+    return _product("ats,ash->ath", d_logits, key), _product("ats,ath->ash", d_logits, query), d_value
 
-    return lax.platform_dependent(*arrays, cpu=fused, default=apart)
+
+def _derive_fused(scale, query, key, value, bias, log_mass, d_out, shift):
+    """The same in two loops, each with a sum in it, which nobody reads."""
+    weights = jnp.exp(_product("ath,ash->ats", query, key) * scale + bias - log_mass[..., None])
+    d_logits = weights * (_product("ath,ash->ats", d_out, value) - shift[..., None]) * scale
+    d_query, _ = pack(_product("ats,ash->ath", d_logits.astype(key.dtype), key), d_logits.sum(-1))
+    bias, log_mass, shift = bias.swapaxes(1, 2), log_mass[:, None, :], shift[:, None, :]
+    weights = jnp.exp(_product("ash,ath->ast", key, query) * scale + bias - log_mass)
+    d_logits = weights * (_product("ash,ath->ast", value, d_out) - shift) * scale
+    d_key = _product("ast,ath->ash", d_logits.astype(key.dtype), query)
+    d_value = _product("ast,ath->ash", weights.astype(value.dtype), d_out)
+    d_key, d_value, _ = pack(d_key, d_value, d_logits.sum(-1))
+    return d_query, d_key, d_value
 
 
 def _product(subscripts: str, x: Array, y: Array) -> Array:

@@ -75,13 +75,6 @@ def route(implementation: Implementation | None, refusal: str | None) -> Route:
     return Route(implementation, configs.local_target(), arithmetic, configs.launcher())
 
 
-def prefers_kernels(route: Route) -> bool:
-    """Whether a program that saves memory traffic with the kernels, and costs XLA more, is the better one to trace."""
-    if route.implementation is None:
-        return jax.default_backend() == "gpu"
-    return route.implementation != "xla"
-
-
 def choose(route: Route, kernels: Callable[..., Any], xla: Callable[..., Any], *arrays: Any) -> Any:
     """`kernels(*arrays)` or `xla(*arrays)`, decided at lowering where the route leaves it open.
 

@@ -33,7 +33,7 @@ def can_fuse(static: Race, kind: FusionKind, stop_gradient_mass: bool) -> bool:
     """Whether `fused_race` takes the call, and saves bytes."""
     if kind not in FUSED_KINDS or (kind == "convex" and not stop_gradient_mass):
         return False
-    return static.num_ensembles == 1 and dispatch.prefers_kernels(static.route)
+    return static.num_ensembles == 1
 
 
 def fused_race(
@@ -96,8 +96,10 @@ def _attend_fwd(static, arrays, sparse):
         return race_kernels.forward(race.layout_of(static.race), *arrays, sparse, static.kind)
 
     def xla(arrays, sparse):
-        out, den, state = race.forward(static.race, *arrays)
-        return mix(sparse.out, out, _weights(static, sparse, den, arrays[5])).astype(out.dtype), den, state
+        def finish(out, den, *rows):
+            return mix(rows[0], out, _weights(static, Sparse(*rows), den, arrays[5]))
+
+        return race.forward(static.race, *arrays, finish, sparse)
 
     out, den, state = dispatch.choose(static.race.route, kernels, xla, arrays, sparse)
     return (out, den), (arrays, sparse, den, state)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -161,31 +162,32 @@ def layout_of(static: Race) -> race_kernels.Layout:
     return race_kernels.Layout(static.causal_chunk, static.num_ensembles, route.target, route.arithmetic)
 
 
-def forward(static, query, key, value, planes, beta, eps, key_mask):
-    """out, Den and what they were read from."""
+def forward(static, query, key, value, planes, beta, eps, key_mask, finish=None, rows=()):
+    """out, Den and what they were read from; `finish` and `rows` as of `_readout`."""
     state = _state(static, query.shape[1], key, value, planes, beta, key_mask)
-    return *_readout(static, query, key, value, planes, beta, eps, key_mask, state), state
+    return *_readout(static, query, key, value, planes, beta, eps, key_mask, state, finish, rows), state
 
 
 def backward(static, query, key, value, planes, beta, eps, key_mask, state, d_out, d_den, out_weight=None):
     """The derivatives of `forward`; soft codes are computed again, chunk by chunk. See `race_kernels.backward`."""
+    rows = () if out_weight is None else (out_weight,)
 
-    def readout(query, key, value, planes, beta, eps, state):
-        return _readout(static, query, key, value, planes, beta, eps, key_mask, state)
+    def readout(query, key, value, planes, beta, eps, state, rows):
+        return _readout(static, query, key, value, planes, beta, eps, key_mask, state, _weigh, rows)
 
     def summarise(key, value, planes, beta):
         return _state(static, query.shape[1], key, value, planes, beta, key_mask)
 
-    (out, _), readout_vjp = jax.vjp(readout, query, key, value, planes, beta, eps, state)
-    d_weight: tuple[Array, ...] = ()
-    if out_weight is not None:
-        wide = d_out.astype(jnp.float32)
-        d_weight = (jnp.sum(out.astype(jnp.float32) * wide, axis=-1),)
-        d_out = (wide * out_weight[..., None]).astype(d_out.dtype)
-    d_query, *of_readout, d_eps, d_state = readout_vjp((d_out, d_den))
+    _, readout_vjp = jax.vjp(readout, query, key, value, planes, beta, eps, state, rows)
+    d_query, *of_readout, d_eps, d_state, d_rows = readout_vjp((d_out, d_den))
     _, state_vjp = jax.vjp(summarise, key, value, planes, beta)
     d_key, d_value, d_planes, d_beta = jax.tree.map(jnp.add, tuple(of_readout), state_vjp(d_state))
-    return d_query, d_key, d_value, d_planes, d_beta, d_eps, *d_weight
+    return d_query, d_key, d_value, d_planes, d_beta, d_eps, *d_rows
+
+
+def _weigh(out: Array, den: Array, *rows: Array) -> Array:
+    del den
+    return out * rows[0][..., None] if rows else out
 
 
 def _check_planes(planes: Array, key: Array, num_ensembles: int) -> None:
@@ -354,8 +356,13 @@ def _readout(
     eps: Array,
     key_mask: Array | None,
     state: State,
+    finish: Callable[..., Array] | None = None,
+    rows: Sequence[Array] = (),
 ) -> tuple[Array, Array]:
-    """out and Den from the state and, where causal, from each query's own chunk."""
+    """out and Den from the state and, where causal, from each query's own chunk.
+
+    `finish(out, Den, *rows)` gives what becomes of out, chunk by chunk; `rows` are (B, T, N, ...).
+    """
     codes = Codes(planes, beta, static.num_ensembles)
     batch, num_queries = query.shape[:2]
     num_keys, num_kv_heads = key.shape[1:3]
@@ -364,21 +371,24 @@ def _readout(
         size, start = min(FULL_CHUNK, num_queries), 0
 
         def read(chunk):
-            return _read(codes, unfold(chunk, batch)[0], num_kv_heads, state, eps)
+            query, *rows = unfold(chunk, batch)
+            out, den = _read(codes, query, num_kv_heads, state, eps)
+            return finish(out, den, *rows) if finish else out, den
 
-        out, den = lax.map(jax.checkpoint(read), (split_chunks(query, size),))
+        out, den = lax.map(jax.checkpoint(read), [split_chunks(x, size) for x in (query, *rows)])
     else:
         size = static.causal_chunk
         first, start = divmod(num_keys - num_queries, size)
         keys = (split_chunks(x, size)[first:] for x in (key, value, _valid(key, key_mask)))
-        tokens = split_chunks(query, size, start), *keys
+        tokens = split_chunks(query, size, start), *keys, *(split_chunks(x, size, start) for x in rows)
         number = largest_divisor(len(tokens[0]), FULL_CHUNK // size)
 
         def read_causally(some):
             tokens, before = some
-            query, *own = unfold(tokens, number * batch)
-            parts = _read(codes, query, num_kv_heads, before, eps, own)
-            return tuple(x.reshape(number, batch, *x.shape[1:]) for x in parts)
+            query, key, value, valid, *rows = unfold(tokens, number * batch)
+            out, den = _read(codes, query, num_kv_heads, before, eps, (key, value, valid))
+            out = finish(out, den, *rows) if finish else out
+            return tuple(x.reshape(number, batch, *x.shape[1:]) for x in (out, den))
 
         parts = lax.map(jax.checkpoint(read_causally), (fold(tokens, number), State(*fold(state, number))))
         out, den = (x.reshape(-1, *x.shape[2:]) for x in parts)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import elsaa_jax
-from elsaa_jax import ElsaaConfig, FusionConfig, RaceConfig, SortLshConfig, dispatch, reference
+from elsaa_jax import ElsaaConfig, FusionConfig, RaceConfig, SortLshConfig, reference
 from tests.cases import Case
 
 PLANES = elsaa_jax.sample_planes(jax.random.key(0), (2, 3, 3, 16))
@@ -110,9 +110,7 @@ def test_bfloat16_within_its_precision(case):
     assert_close(grads, expected_grads, 0.03)
 
 
-def test_xla_in_the_fused_form(monkeypatch):
-    # What a program that was traced beside a GPU and is lowered for a CPU has in it.
-    monkeypatch.setattr(dispatch, "prefers_kernels", lambda route: True)
+def test_xla_in_the_fused_form():
     config, arrays = config_of(stop=False), FULL.arrays()
     assert kernels_of(FULL, config) == {"race_fused_readout"}
     out, grads = value_and_grads(elsaa_jax, FULL, config, arrays)
