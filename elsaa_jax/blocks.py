@@ -7,8 +7,6 @@ than to store them once.
 
 from __future__ import annotations
 
-import functools
-
 import jax.numpy as jnp
 from jax import lax
 
@@ -30,7 +28,7 @@ def forward(query: Array, key: Array, value: Array, bias: Array, scale: float) -
       bias: broadcasts to (A, t, s); 0, or -inf where a query does not attend to a key.
       scale: factor of the logits.
     """
-    logits = _product("ath,ash->ats", query, key) * scale + bias
+    logits = _product("ath,ash->ats", query * scale, key) + bias
     top = jnp.maximum(logits, LOWEST).max(-1)
     weights = jnp.exp(logits - top[..., None])
     out = _product("ats,ash->ath", weights.astype(value.dtype), value)
@@ -53,28 +51,28 @@ def backward(
     With p = exp(logit - log_mass), d_logit = p (d_out . v - shift): `log_mass` and `shift` may
     include keys of other calls, which is how the levels of a causal split share one softmax.
     """
-    arrays = query, key, value, bias, log_mass, d_out.astype(value.dtype), shift
-    fused, default = functools.partial(_derive_fused, scale), functools.partial(_derive, scale)
-    return lax.platform_dependent(*arrays, cpu=fused, default=default)
+    arrays = query * scale, key, value, bias, log_mass, d_out.astype(value.dtype), shift
+    d_query, d_key, d_value = lax.platform_dependent(*arrays, cpu=_derive_fused, default=_derive)
+    return d_query * scale, d_key, d_value
 
 
-def _derive(scale, query, key, value, bias, log_mass, d_out, shift):
-    """Scores are computed once."""
-    weights = jnp.exp(_product("ath,ash->ats", query, key) * scale + bias - log_mass[..., None])
+def _derive(query, key, value, bias, log_mass, d_out, shift):
+    """Derivatives for scaled queries; scores are computed once."""
+    weights = jnp.exp(_product("ath,ash->ats", query, key) + bias - log_mass[..., None])
     d_weights = _product("ath,ash->ats", d_out, value)
-    d_logits = (weights * (d_weights - shift[..., None]) * scale).astype(key.dtype)
+    d_logits = (weights * (d_weights - shift[..., None])).astype(key.dtype)
     d_value = _product("ats,ath->ash", weights.astype(value.dtype), d_out)
     return _product("ats,ash->ath", d_logits, key), _product("ats,ath->ash", d_logits, query), d_value
 
 
-def _derive_fused(scale, query, key, value, bias, log_mass, d_out, shift):
+def _derive_fused(query, key, value, bias, log_mass, d_out, shift):
     """The same in two loops, each with a sum in it, which nobody reads."""
-    weights = jnp.exp(_product("ath,ash->ats", query, key) * scale + bias - log_mass[..., None])
-    d_logits = weights * (_product("ath,ash->ats", d_out, value) - shift[..., None]) * scale
+    weights = jnp.exp(_product("ath,ash->ats", query, key) + bias - log_mass[..., None])
+    d_logits = weights * (_product("ath,ash->ats", d_out, value) - shift[..., None])
     d_query, _ = pack(_product("ats,ash->ath", d_logits.astype(key.dtype), key), d_logits.sum(-1))
     bias, log_mass, shift = bias.swapaxes(1, 2), log_mass[:, None, :], shift[:, None, :]
-    weights = jnp.exp(_product("ash,ath->ast", key, query) * scale + bias - log_mass)
-    d_logits = weights * (_product("ash,ath->ast", value, d_out) - shift) * scale
+    weights = jnp.exp(_product("ash,ath->ast", key, query) + bias - log_mass)
+    d_logits = weights * (_product("ash,ath->ast", value, d_out) - shift)
     d_key = _product("ast,ath->ash", d_logits.astype(key.dtype), query)
     d_value = _product("ast,ath->ash", weights.astype(value.dtype), d_out)
     d_key, d_value, _ = pack(d_key, d_value, d_logits.sum(-1))
