@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from elsaa_jax import checks
 from elsaa_jax.config import ElsaaConfig, check_instance, check_shared_bits
+from elsaa_jax.crossover import is_short, resolve_min_length
 from elsaa_jax.exact import count_keys
 from elsaa_jax.fused_race import can_fuse, fused_race
 from elsaa_jax.fusion import broadcast_rows, fuse
@@ -77,9 +78,10 @@ def elsaa_attention(
     )
     sparse, gates = branches.sparse(), (gate_sparse, gate_low_rank)
     if not return_branches:
-        return branches.fuse(sparse, gates, lam, config.fusion.kind)[0]
+        return sparse.out if branches.is_exact else branches.fuse(sparse, gates, lam, config.fusion.kind)[0]
     low_rank = branches.low_rank()
-    return branches.fuse_with(sparse, low_rank, gates, lam, config.fusion.kind), (sparse, low_rank)
+    out = sparse.out if branches.is_exact else branches.fuse_with(sparse, low_rank, gates, lam, config.fusion.kind)
+    return out, (sparse, low_rank)
 
 
 Gates: TypeAlias = tuple[float | Array, float | Array]
@@ -101,6 +103,11 @@ class Branches(NamedTuple):
     scale: float | None
     implementation: Implementation | None
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the sparse branch, which is exact then, is all of the attention."""
+        return is_short(self.config.sparse, self.key.shape[1], self.is_causal)
+
     def sparse(self) -> BranchOutput:
         """The sparse branch."""
         checks.check_qkv(self.query, self.key, self.value, self.is_causal)
@@ -112,7 +119,7 @@ class Branches(NamedTuple):
             self.value,
             resolve_lsh_planes(self.race_planes, self.lsh_planes, self.config),
             block_size=config.block_size,
-            min_length=config.min_length,
+            min_length=resolve_min_length(config, self.key.shape[1], self.is_causal),
             num_neighbors=config.num_neighbors,
             pairing=config.pairing,
             is_causal=self.is_causal,

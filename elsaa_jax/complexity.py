@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from elsaa_jax.config import RaceConfig, SortLshConfig, check_int
+from elsaa_jax.crossover import resolve_min_length
 from elsaa_jax.plans import causal_plan, full_plan
 from elsaa_jax.sort_lsh import base_length, gray_ranks, make_rule
 from elsaa_jax.stretches import Stretches
@@ -69,7 +70,8 @@ def count_scores(query: Array, key: Array, planes: Array, config: SortLshConfig,
                 f"{name} has shape {x.shape}; it must be (1, length, 1, head_dim): one head of one example"
             )
     num_queries, num_keys = query.shape[1], key.shape[1]
-    base = base_length(config.block_size, config.min_length, is_causal)
+    min_length = resolve_min_length(config, num_keys, is_causal)
+    base = base_length(config.block_size, min_length, is_causal)
     if is_causal:
         stretches = Stretches(min(base, num_keys), num_queries, num_keys)
         exact = int(np.asarray(stretches.count_keys(query, None), np.float64).sum())

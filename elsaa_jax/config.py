@@ -6,7 +6,7 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from elsaa_jax.types import FusionKind, Pairing
 
@@ -101,22 +101,25 @@ class SortLshConfig:
     Attributes:
       num_bits: P, hyperplanes of the one hash table.
       block_size: keys of a block; each query attends to one block, or more with neighbours.
-      min_length: up to this many keys attention is exact; in the causal form also the
-        base length N0 of the split (0: `block_size`).
+      min_length: up to this many keys the branch is exact; in the causal form also the
+        base length N0 of the split (0: `block_size`). "auto": as far as exact attention was measured to be
+        faster on this platform (`elsaa_jax.crossover`), it is taken alone, without the low-rank branch; beyond, 0,
+        and where causal 256.
       num_neighbors: further blocks on each side.
       pairing: "rank", "bucket", or None: "bucket" where causal, "rank" elsewhere.
     """
 
     num_bits: int = 5
     block_size: int = 256
-    min_length: int = 0
+    min_length: int | Literal["auto"] = 0
     num_neighbors: int = 0
     pairing: Pairing | None = None
 
     def __post_init__(self) -> None:
         check_int("SortLshConfig.num_bits", self.num_bits, 1, MAX_HARD_BITS)
         check_int("SortLshConfig.block_size", self.block_size, 1)
-        check_int("SortLshConfig.min_length", self.min_length, 0)
+        if self.min_length != "auto":
+            check_int('SortLshConfig.min_length, where it is not "auto",', self.min_length, 0)
         check_int("SortLshConfig.num_neighbors", self.num_neighbors, 0)
         check_choice("SortLshConfig.pairing", self.pairing, (None, "rank", "bucket"))
 

@@ -443,6 +443,8 @@ def elsaa_attention(
     beta = race.beta if beta is None else beta
     options: dict[str, Any] = {"is_causal": is_causal, "key_mask": key_mask, "eps": fusion.eps}
     low_rank = race_attention(query, key, value, race_planes, beta=beta, num_ensembles=race.num_ensembles, **options)
+    if config.sparse.min_length == "auto":
+        raise ValueError("SortLshConfig.min_length is 'auto', which is a choice by speed; here it must be a number")
     options = {name: getattr(config.sparse, name) for name in ("block_size", "min_length", "num_neighbors", "pairing")}
     support = _traced_support(query, key, lsh_planes, query_mask, key_mask, is_causal=is_causal, **options)
     sparse = sort_lsh_attention(query, key, value, lsh_planes, scale=scale, support=support)

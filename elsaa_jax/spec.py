@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from elsaa_jax import dispatch
 from elsaa_jax.attention import Branches
 from elsaa_jax.config import ElsaaConfig, check_bool, check_choice, check_instance, check_int
+from elsaa_jax.crossover import resolve_min_length
 from elsaa_jax.exact import exact_attention
 from elsaa_jax.fusion import sparse_multiplier
 from elsaa_jax.hashing import sample_planes
@@ -155,7 +156,7 @@ class AttentionSpec:
                 value,
                 hashes["lsh_planes"],
                 block_size=config.sparse.block_size,
-                min_length=config.sparse.min_length,
+                min_length=resolve_min_length(config.sparse, key.shape[1], self.is_causal),
                 num_neighbors=config.sparse.num_neighbors,
                 pairing=config.sparse.pairing,
                 query_mask=query_mask,
@@ -197,6 +198,8 @@ class AttentionSpec:
             self.implementation,
         )
         sparse = branches.sparse()
+        if branches.is_exact:
+            return sparse.out, {"log_mass": sparse.log_mass}
         if branch_rng is not None:
             keep = kept_examples(branch_rng, self.branch_dropout_rate, query.shape[0])[:, None, None]
             sparse = BranchOutput(jnp.where(keep[..., None], sparse.out, 0), jnp.where(keep, sparse.log_mass, -jnp.inf))

@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.resources
 import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
+from elsaa_jax.crossover import TABLE
 from experiments.contenders import MATMUL, Case, contenders
 from experiments.engine import cli, pictures
 from experiments.engine.errors import EngineError
@@ -47,6 +51,21 @@ def crossover(rows: Sequence[dict[str, Any]], name: str, other: str) -> int | No
     return first
 
 
+def measured_crossover(rows: Rows) -> dict[str, int]:
+    """Up to which length `exact` is faster than `elsaa`, with its backward and without, of the modes that have both."""
+    table = {}
+    for name, causal in (("full", False), ("causal", True)):
+        seconds: dict[int, dict[tuple[str, bool], float]] = {}
+        for row in rows:
+            if row["causal"] == causal and "seconds" in row and row["attention"] in ("elsaa", "exact"):
+                seconds.setdefault(row["length"], {})[row["attention"], row["backward"]] = row["seconds"]
+        complete = {n: times for n, times in sorted(seconds.items()) if len(times) == 4}
+        faster = [n for n, t in complete.items() if all(t["exact", back] < t["elsaa", back] for back in (False, True))]
+        if complete:
+            table[name] = max(faster, default=0)
+    return table
+
+
 def make_parser() -> cli.Parser:
     """The command line."""
     parser = cli.Parser("Speed and memory over length.", tuple(contenders()))
@@ -57,6 +76,7 @@ def make_parser() -> cli.Parser:
         "--modes", type=cli.names(modes), default=modes, help=f"some of {','.join(modes)}; backward has the forward too"
     )
     add("--seconds", type=cli.integer(1), default=60, help="of one run; what would take longer is not run")
+    add("--write-crossover", action="store_true", help="into the library, for min_length='auto' on this platform")
     add("--quick", action="store_true", help=f"forward passes up to {QUICK_LONGEST:,} tokens, in a minute or two")
     return parser
 
@@ -96,6 +116,15 @@ def run(arguments: argparse.Namespace) -> Rows:
             print(f"{mode}, {_progress(measured)}", file=sys.stderr, flush=True)
     wanted = [row for row in rows if row["length"] in lengths and any(_is_of(row, mode) for mode in modes)]
     print(format_report(wanted, modes))
+    found = measured_crossover(wanted)
+    for name, length in found.items():
+        print(f"\n{name}: exact is faster than elsaa, with its backward and without, up to {length:,} tokens")
+    if arguments.write_crossover:
+        if not found:
+            raise EngineError("--write-crossover needs exact and elsaa, forward and backward; see --attention, --modes")
+        path = pathlib.Path(str(importlib.resources.files("elsaa_jax"))) / TABLE
+        stored = read_json(path) or {}
+        write_json(path, stored | {jax.default_backend(): stored.get(jax.default_backend(), {}) | found})
     files = [workdir / RESULTS, *write_pictures(workdir, wanted, modes)]
     print(f"\n{', '.join(map(str, files))}")
     if len(files) == 1:

@@ -12,14 +12,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from elsaa_jax import ElsaaConfig, RaceConfig, SortLshConfig
+from elsaa_jax import ElsaaConfig, RaceConfig, SortLshConfig, tiles
 from elsaa_jax.hooks import attention_fn, sample_hashes
 from elsaa_jax.spec import ATTENTION_KINDS
+from elsaa_jax.types import TilePlan
 
+AUTO = "elsaa_auto"  # with min_length="auto"
+BLOCKS = "blocks"  # The block attention of the sparse branch alone, with nothing sorted.
 MATMUL = "matmul"  # The peak of the machine: one large product of matrices.
 MATMUL_SIZE = 2048
 PERFORMER_FEATURES = 256
 REFORMER_BUCKET, REFORMER_HASHES = 64, 4
+CAUSAL_BASE = 256
 
 FULL_CONFIG = ElsaaConfig(
     race=RaceConfig(num_tables=4, num_bits=4, learn_beta=False),
@@ -29,7 +33,7 @@ FULL_CONFIG = ElsaaConfig(
 CAUSAL_CONFIG = dataclasses.replace(
     FULL_CONFIG,
     race=dataclasses.replace(FULL_CONFIG.race, chunk_size=128),
-    sparse=SortLshConfig(num_bits=12, block_size=64, min_length=256),
+    sparse=SortLshConfig(num_bits=12, block_size=64, min_length=CAUSAL_BASE),
 )
 
 
@@ -99,6 +103,8 @@ def contenders() -> dict[str, Contender]:
     """All of them by name, ours first."""
     ours = {kind: Contender(_ours(kind), _OPERATIONS[kind]) for kind in ATTENTION_KINDS}
     return ours | {
+        AUTO: Contender(_ours("elsaa", auto=True)),
+        BLOCKS: Contender(_blocks, _block_operations),
         "jax_sdpa": Contender(_jax_sdpa, _exact_operations),
         "torch_sdpa": Contender(_torch_sdpa, _exact_operations, "torch"),
         "performer_pytorch": Contender(_performer_pytorch, None, "performer_pytorch"),
@@ -122,13 +128,32 @@ def _compiled(function: Callable[..., jax.Array], arrays: list[jax.Array], backw
     return Prepared(lambda: jax.block_until_ready(program(*arrays)), seconds, memory.temp_size_in_bytes)
 
 
-def _ours(kind: Any) -> Callable[[Case], Prepared]:
+def _ours(kind: Any, auto: bool = False) -> Callable[[Case], Prepared]:
     def prepare(case: Case) -> Prepared:
-        hashes = sample_hashes(jax.random.key(3), case.head_dim, kind, config=case.config)
-        attend = attention_fn(hashes, kind, config=case.config, is_causal=case.causal)
+        config = case.config
+        if auto:
+            config = dataclasses.replace(config, sparse=dataclasses.replace(config.sparse, min_length="auto"))
+        hashes = sample_hashes(jax.random.key(3), case.head_dim, kind, config=config)
+        attend = attention_fn(hashes, kind, config=config, is_causal=case.causal)
         return _compiled(attend, _inputs(case), case.backward)
 
     return prepare
+
+
+def _blocks(case: Case) -> Prepared:
+    """Blocks of consecutive tokens, causal or not."""
+    size, scale = case.config.sparse.block_size, case.head_dim**-0.5
+
+    def attend(*arrays: jax.Array) -> jax.Array:
+        rows = [x.reshape(-1, x.shape[-1]) for x in arrays]
+        index = jnp.arange(len(rows[0]), dtype=jnp.int32).reshape(1, -1, size)
+        return tiles.forward(TilePlan(index, index, None), scale, rows[0], rows[1], rows[2], None)[0]
+
+    return _compiled(attend, _inputs(case))
+
+
+def _block_operations(case: Case) -> float:
+    return 4.0 * case.head_dim * case.length * case.config.sparse.block_size
 
 
 def _jax_sdpa(case: Case) -> Prepared:
@@ -191,7 +216,7 @@ def _sort_lsh_operations(case: Case) -> float:
     if not case.causal:
         seen = float(length * min(length, sparse.block_size))
     else:
-        base = min(length, sparse.min_length)
+        base = min(length, CAUSAL_BASE)
         levels = max(0, (length - 1) // base).bit_length()
         seen = length * (base + 1) / 2 + levels * length / 2 * sparse.block_size
     hashing = 2 * 2 * length * sparse.num_bits * case.head_dim
