@@ -243,7 +243,7 @@ class Codes(NamedTuple):
         """(Z, C, H) -> (Z, F, C), 0 for masked keys; `valid` is (B, C)."""
         turns, norms = self._turns(_precisely("zph,zxh->zpx", self._planes(len(rows)), rows))
         turns, norms = (x.reshape(len(rows) * self.num_tables, -1, rows.shape[1]) for x in (turns, norms))
-        corners = jnp.broadcast_to(self._corners.T[None], (len(turns), *self._corners.T.shape))
+        corners = _copies(self._corners.T[None], len(turns))
         exponents = _precisely("zcp,zpx->zcx", corners, turns) - norms.sum(1)[:, None, :]
         codes = jnp.exp(exponents).reshape(len(rows), -1, rows.shape[1])
         return codes * jnp.repeat(valid.astype(jnp.float32), len(rows) // len(valid), axis=0)[:, None, :]
@@ -259,13 +259,21 @@ class Codes(NamedTuple):
         planes = self.planes.astype(jnp.float32).reshape(
             -1, self.num_tables * self.planes.shape[-2], self.planes.shape[-1]
         )
-        return jnp.tile(planes, (num_rows // len(planes), 1, 1))
+        return _copies(planes, num_rows // len(planes))
 
     def _turns(self, dots: Array) -> tuple[Array, Array]:
         """u and log(2 cosh u)."""
         turns = self.beta * jnp.tanh(dots)
         size = jnp.abs(turns)
         return turns, size + jnp.log1p(jnp.exp(-2 * size))
+
+
+def _copies(x: Array, number: int) -> Array:
+    """(A, ...) -> (number * A, ...), in memory.
+
+    XLA of jaxlib 0.10 gets products wrong whose factor is a broadcast that it fuses; a reversal it does not fuse.
+    """
+    return lax.rev(jnp.tile(lax.rev(x, (0,)), (number, 1, 1)), (0,))
 
 
 def _precisely(subscripts: str, x: Array, y: Array) -> Array:
