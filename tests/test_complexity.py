@@ -95,8 +95,8 @@ def test_multiply_adds_of_attention(num_blocks):
     tables = jnp.ones((3, 2, head_dim))
     buckets = 3 * 2**2
     low_rank = products(lambda *qkv: elsaa_jax.race_attention(*qkv, tables, **xla), *shapes)
-    # Writing and reading a value in each bucket, one more product for the masses, and the hashes of both sides.
-    assert low_rank == n * buckets * (2 * head_dim + 1) + 2 * n * 6 * head_dim
+    # Writing and reading a value in each bucket, the hashes of both sides, and the 2 signs of each bucket's corner.
+    assert low_rank == 2 * n * buckets * head_dim + 2 * n * 6 * head_dim + 2 * n * buckets * 2
 
 
 def test_causal_attention_is_more_than_the_formula():

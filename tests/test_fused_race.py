@@ -128,5 +128,4 @@ def test_it_is_fused_where_that_saves_bytes():
     assert kernels_of(FULL, config_of("convex", stop=False), implementation="interpret") == apart
     assert kernels_of(FULL, config_of(num_ensembles=3), implementation="interpret") == apart
     assert kernels_of(FULL, config_of(), implementation="interpret", return_branches=True) == apart
-    # Without a GPU in sight both forms of the low-rank branch are traced apart from the fusion.
-    assert kernels_of(FULL, config_of()) == apart
+    assert kernels_of(FULL, config_of()) == fused
