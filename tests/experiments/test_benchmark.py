@@ -118,3 +118,31 @@ def test_a_contender_that_fails_is_left_out(monkeypatch):
     with pytest.raises(EngineError, match="KeyError: 'no such contender'"):
         worker.ask(run=True)
     worker.close()
+
+
+def timed(attention, length, causal, backward, seconds):
+    return {"attention": attention, "length": length, "causal": causal, "backward": backward, "seconds": seconds}
+
+
+def test_the_crossover_is_where_exact_wins_with_its_backward_and_without():
+    rows = []
+    for length, times in ((512, (1, 2, 1, 2)), (1024, (1, 2, 1, 2)), (2048, (1, 2, 3, 2)), (4096, (9, 2, 9, 2))):
+        cases = (("exact", False), ("elsaa", False), ("exact", True), ("elsaa", True))
+        rows += [timed(name, length, False, back, s) for (name, back), s in zip(cases, times, strict=True)]
+    assert benchmark.measured_crossover(rows) == {"full": 1024}
+    assert benchmark.measured_crossover([row for row in rows if not row["backward"]]) == {}
+    assert benchmark.measured_crossover([row | {"causal": True} for row in rows if row["length"] == 4096]) == {
+        "causal": 0
+    }
+
+
+def test_the_crossover_is_written_into_the_library(measured, tmp_path, monkeypatch):
+    table = tmp_path / "crossover.json"
+    table.write_text('{"cpu": {"causal": 7, "full": 9}, "tpu": {"full": 5}}')
+    monkeypatch.setattr(benchmark.importlib.resources, "files", lambda package: tmp_path)
+    monkeypatch.setattr(benchmark, "measured_crossover", lambda rows: {"full": 1024})
+    run(measured[0], "--write-crossover")
+    assert json.loads(table.read_text()) == {"cpu": {"causal": 7, "full": 1024}, "tpu": {"full": 5}}
+    monkeypatch.setattr(benchmark, "measured_crossover", lambda rows: {})
+    with pytest.raises(EngineError, match="needs exact and elsaa, forward and backward"):
+        run(measured[0], "--write-crossover")
