@@ -119,7 +119,10 @@ class SortLshConfig:
         check_int("SortLshConfig.num_bits", self.num_bits, 1, MAX_HARD_BITS)
         check_int("SortLshConfig.block_size", self.block_size, 1)
         if self.min_length != "auto":
-            check_int('SortLshConfig.min_length, where it is not "auto",', self.min_length, 0)
+            try:
+                check_int("SortLshConfig.min_length", self.min_length, 0)
+            except ValueError as error:
+                raise ValueError(f"{error}, or 'auto'") from None
         check_int("SortLshConfig.num_neighbors", self.num_neighbors, 0)
         check_choice("SortLshConfig.pairing", self.pairing, (None, "rank", "bucket"))
 
