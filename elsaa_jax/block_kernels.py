@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from elsaa_jax.chunks import pad_axis
+from elsaa_jax.chunks import flatten, pad_axis
 from elsaa_jax.kernel_plans import Stretch, kernel_plan, stretch_plan
 from elsaa_jax.types import Array, DType, TilePlan
 from pallas_kernels import block_attention
@@ -66,7 +66,7 @@ def forward(
     settings = layout.settings("block_forward", query)
     # A masked query is in no tile of a plan, and neither is one all of whose keys are masked.
     masked = query_mask is not None or key_mask is not None
-    rows = _flat(query), _flat(key), _flat(value)
+    rows = flatten(query), flatten(key), flatten(value)
     dtype = _sum_dtype(layout, query, plan)
     state: tuple[Array, Array] | None = None
     if layout.stretch is not None:
@@ -101,7 +101,7 @@ def backward(
     """d_query, d_key and d_value in the dtype of the arrays; see `blocks.backward`."""
     # exp(logit - inf) is 0: a query without keys has no weights.
     log_mass = jnp.where(jnp.isneginf(log_mass), jnp.inf, log_mass)
-    rows = _flat(query), _flat(key), _flat(value), _flat(log_mass), _flat(d_out), _flat(shift)
+    rows = flatten(query), flatten(key), flatten(value), flatten(log_mass), flatten(d_out), flatten(shift)
     dtype = _sum_dtype(layout, query, plan)
     of_query, of_key = (layout.settings(f"block_backward_{side}", query) for side in ("query", "key"))
     masked = query_mask is not None or key_mask is not None
@@ -183,8 +183,3 @@ def _stretches(
     causal = block_attention.Causal(num_queries, num_keys, num_heads, num_kv_heads) if layout.is_causal else None
     plan = stretch_plan(query_rows, key_rows, stretch, no_query, no_key, settings)
     return plan, block_attention.Geometry(layout.scale, causal)
-
-
-def _flat(x: Array) -> Array:
-    """(B, tokens, heads, ...) -> (B * tokens * heads, ...)."""
-    return x.reshape(-1, *x.shape[3:])

@@ -1,4 +1,4 @@
-"""Cutting sequences into chunks, for the branches that work by running sums."""
+"""Rows and chunks of sequences, as the branches lay them out."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ def pad_axis(x: Array, axis: int, before: int, after: int, fill: float | bool = 
     widths = [(0, 0)] * x.ndim
     widths[axis] = (before, after)
     return jnp.pad(x, widths, constant_values=fill)
+
+
+def flatten(x: Array) -> Array:
+    """(B, tokens, heads, ...) -> (B * tokens * heads, ...)."""
+    return x.reshape(-1, *x.shape[3:])
 
 
 def split_chunks(x: Array, size: int, start: int = 0) -> Array:

@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 import jax
 import jax.numpy as jnp
 
-from elsaa_jax import checks, dispatch, race, race_kernels
+from elsaa_jax import checks, dispatch, race, race_kernels, race_xla
 from elsaa_jax.fusion import fusion_weights
 from elsaa_jax.masses import mix
 from elsaa_jax.race import Race
@@ -99,7 +99,7 @@ def _attend_fwd(static, arrays, sparse):
         def finish(out, den, *rows):
             return mix(rows[0], out, _weights(static, Sparse(*rows), den, arrays[5]))
 
-        return race.forward(static.race, *arrays, finish, sparse)
+        return race_xla.forward(race.layout_of(static.race), *arrays, finish, sparse)
 
     out, den, state = dispatch.choose(static.race.route, kernels, xla, arrays, sparse)
     return (out, den), (arrays, sparse, den, state)
@@ -117,7 +117,7 @@ def _attend_bwd(static, residuals, cotangents):
         return race_kernels.backward(race.layout_of(static.race), *arrays, *rows)
 
     def xla(arrays, *rows):
-        return race.backward(static.race, *arrays, *rows)
+        return race_xla.backward(race.layout_of(static.race), *arrays, *rows)
 
     *d_arrays, d_eps, d_low_rank = dispatch.choose(
         static.race.route, kernels, xla, arrays, state, d_out, d_den, weights[1]

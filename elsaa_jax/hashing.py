@@ -91,15 +91,9 @@ def soft_codes(x: Array, planes: Array, beta: float | Array = 1.0) -> Array:
     Returns:
       (..., L, 2**P) float32; each table sums to 1.
     """
-    return corner_products(project(x, planes, 2), beta, axis=-1)
-
-
-def corner_products(dots: Array, beta: float | Array, axis: int) -> Array:
-    """The soft codes of w_p . x, whose `axis` counts the P planes and then the 2**P corners."""
-    turn = 2 * jnp.asarray(beta, jnp.float32) * jnp.tanh(dots)
+    turn = 2 * jnp.asarray(beta, jnp.float32) * jnp.tanh(project(x, planes, 2))
     ones, zeros = jax.nn.sigmoid(turn), jax.nn.sigmoid(-turn)
-    codes = jnp.ones_like(lax.slice_in_dim(turn, 0, 1, axis=axis))
-    for p in range(dots.shape[axis]):
-        zero, one = (lax.slice_in_dim(x, p, p + 1, axis=axis) for x in (zeros, ones))
-        codes = jnp.concatenate([codes * zero, codes * one], axis=axis)
+    codes = jnp.ones_like(turn[..., :1])
+    for p in range(turn.shape[-1]):
+        codes = jnp.concatenate([codes * zeros[..., p : p + 1], codes * ones[..., p : p + 1]], axis=-1)
     return codes

@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from elsaa_jax import checks, dispatch, race_kernels
-from elsaa_jax.chunks import (
-    fold,
-    from_head_rows,
-    join_chunks,
-    largest_divisor,
-    pad_axis,
-    past_of_rows,
-    split_chunks,
-    to_head_rows,
-    unfold,
-)
+from elsaa_jax import checks, dispatch, race_kernels, race_xla
 from elsaa_jax.config import MAX_SOFT_BITS, check_int
 from elsaa_jax.masses import safe_log
-from elsaa_jax.packing import pack
-from elsaa_jax.race_kernels import State
 from elsaa_jax.types import Array, BranchOutput, Implementation
 from pallas_kernels.configs import race_refusal
 
-# Tokens of a chunk where attention is not causal and the chunk is no part of the algorithm.
-FULL_CHUNK = 2048
 # Below this, 1 / Den would overflow in the derivative of log Den.
 TINY_MASS = 1e-30
 
@@ -141,15 +124,14 @@ def _attend(
 
 
 def _attend_fwd(static, *arrays):
-    kernels = functools.partial(race_kernels.forward, layout_of(static))
-    out, den, state = dispatch.choose(static.route, kernels, functools.partial(forward, static), *arrays)
+    kernels, xla = (functools.partial(module.forward, layout_of(static)) for module in (race_kernels, race_xla))
+    out, den, state = dispatch.choose(static.route, kernels, xla, *arrays)
     return (out, den), (arrays, state)
 
 
 def _attend_bwd(static, residuals, cotangents):
     arrays, state = residuals
-    kernels = functools.partial(race_kernels.backward, layout_of(static))
-    xla = functools.partial(backward, static)
+    kernels, xla = (functools.partial(module.backward, layout_of(static)) for module in (race_kernels, race_xla))
     return *dispatch.choose(static.route, kernels, xla, *arrays, state, *cotangents), None
 
 
@@ -157,37 +139,9 @@ _attend.defvjp(_attend_fwd, _attend_bwd)
 
 
 def layout_of(static: Race) -> race_kernels.Layout:
-    """How its kernels are laid out."""
+    """How `race_kernels` and `race_xla` lay it out."""
     route = static.route
     return race_kernels.Layout(static.causal_chunk, static.num_ensembles, route.target, route.arithmetic)
-
-
-def forward(static, query, key, value, planes, beta, eps, key_mask, finish=None, rows=()):
-    """out, Den and what they were read from; `finish` and `rows` as of `_readout`."""
-    state = _state(static, query.shape[1], key, value, planes, beta, key_mask)
-    return *_readout(static, query, key, value, planes, beta, eps, key_mask, state, finish, rows), state
-
-
-def backward(static, query, key, value, planes, beta, eps, key_mask, state, d_out, d_den, out_weight=None):
-    """The derivatives of `forward`; soft codes are computed again, chunk by chunk. See `race_kernels.backward`."""
-    rows = () if out_weight is None else (out_weight,)
-
-    def readout(query, key, value, planes, beta, eps, state, rows):
-        return _readout(static, query, key, value, planes, beta, eps, key_mask, state, _weigh, rows)
-
-    def summarise(key, value, planes, beta):
-        return _state(static, query.shape[1], key, value, planes, beta, key_mask)
-
-    _, readout_vjp = jax.vjp(readout, query, key, value, planes, beta, eps, state, rows)
-    d_query, *of_readout, d_eps, d_state, d_rows = readout_vjp((d_out, d_den))
-    _, state_vjp = jax.vjp(summarise, key, value, planes, beta)
-    d_key, d_value, d_planes, d_beta = jax.tree.map(jnp.add, tuple(of_readout), state_vjp(d_state))
-    return d_query, d_key, d_value, d_planes, d_beta, d_eps, *d_rows
-
-
-def _weigh(out: Array, den: Array, *rows: Array) -> Array:
-    del den
-    return out * rows[0][..., None] if rows else out
 
 
 def _check_planes(planes: Array, key: Array, num_ensembles: int) -> None:
@@ -209,200 +163,3 @@ def log_mass_of(den: Array) -> Array:
     """log Den, -inf and without derivative where it is 0; elsewhere the derivative is at most 1 / TINY_MASS."""
     bounded = jnp.log(jnp.maximum(den, TINY_MASS))
     return jnp.where(den > 0, bounded + lax.stop_gradient(safe_log(den) - bounded), -jnp.inf)
-
-
-class Codes(NamedTuple):
-    """The soft codes of one call, as exponentials of products of matrices, which XLA fuses on a CPU (`packing`).
-
-    A code prod_p sigmoid(2 v_p u_p), with u_p = beta tanh(w_p . x) and the signs v_p of its corner, is
-    exp(sum_p v_p u_p - sum_p log(2 cosh u_p)). Rows: Z = B * K * M, X = G * C tokens of a row, F = L * 2**P.
-    """
-
-    planes: Array
-    beta: float | Array
-    num_ensembles: int
-
-    @property
-    def num_tables(self) -> int:
-        """L, the tables of one ensemble."""
-        return self.planes.shape[-3] // self.num_ensembles
-
-    def rows(self, x: Array, num_kv_heads: int) -> Array:
-        """(B, C, K * G, H) -> (Z, X, H), float32."""
-        x = to_head_rows(x, num_kv_heads).astype(jnp.float32)
-        return x if self.num_ensembles == 1 else jnp.repeat(x, self.num_ensembles, axis=0)
-
-    def of_queries(self, rows: Array) -> Array:
-        """(Z, X, H) -> (Z, X, F)."""
-        turns, norms = self._turns(_precisely("zxh,zph->zxp", rows, self._planes(len(rows))))
-        turns, norms = (x.reshape(*rows.shape[:2], self.num_tables, -1) for x in (turns, norms))
-        exponents = _precisely("zxlp,pc->zxlc", turns, self._corners) - norms.sum(-1)[..., None]
-        return jnp.exp(exponents).reshape(*rows.shape[:2], -1)
-
-    def of_keys(self, rows: Array, valid: Array) -> Array:
-        """(Z, C, H) -> (Z, F, C), 0 for masked keys; `valid` is (B, C)."""
-        turns, norms = self._turns(_precisely("zph,zxh->zpx", self._planes(len(rows)), rows))
-        turns, norms = (x.reshape(len(rows) * self.num_tables, -1, rows.shape[1]) for x in (turns, norms))
-        corners = _copies(self._corners.T[None], len(turns))
-        exponents = _precisely("zcp,zpx->zcx", corners, turns) - norms.sum(1)[:, None, :]
-        codes = jnp.exp(exponents).reshape(len(rows), -1, rows.shape[1])
-        return codes * jnp.repeat(valid.astype(jnp.float32), len(rows) // len(valid), axis=0)[:, None, :]
-
-    @property
-    def _corners(self) -> Array:
-        """(P, 2**P) signs."""
-        bits = np.arange(self.planes.shape[-2])[:, None]
-        return jnp.asarray(2 * (np.arange(2 ** len(bits))[None, :] >> bits & 1) - 1, jnp.float32)
-
-    def _planes(self, num_rows: int) -> Array:
-        """(Z, L * P, H)."""
-        planes = self.planes.astype(jnp.float32).reshape(
-            -1, self.num_tables * self.planes.shape[-2], self.planes.shape[-1]
-        )
-        return _copies(planes, num_rows // len(planes))
-
-    def _turns(self, dots: Array) -> tuple[Array, Array]:
-        """u and log(2 cosh u)."""
-        turns = self.beta * jnp.tanh(dots)
-        size = jnp.abs(turns)
-        return turns, size + jnp.log1p(jnp.exp(-2 * size))
-
-
-def _copies(x: Array, number: int) -> Array:
-    """(A, ...) -> (number * A, ...), in memory.
-
-    XLA of jaxlib 0.10 gets products wrong whose factor is a broadcast that it fuses; a reversal it does not fuse.
-    """
-    return lax.rev(jnp.tile(lax.rev(x, (0,)), (number, 1, 1)), (0,))
-
-
-def _precisely(subscripts: str, x: Array, y: Array) -> Array:
-    """A product that ends up in an exponent."""
-    return jnp.einsum(subscripts, x, y, precision=lax.Precision.HIGHEST)
-
-
-def _summary(codes: Codes, key: Array, value: Array, valid: Array) -> tuple[Array, Array]:
-    """Bucket masses (R, M, F) and bucket values (R, M, F, H) of a chunk of keys."""
-    keys, values = (codes.rows(x, key.shape[2]) for x in (key, value))
-    key_codes = codes.of_keys(keys, valid)
-    values, mass = pack(jnp.einsum("zfc,zch->zfh", key_codes, values), key_codes.sum(-1))
-    values = values.reshape(-1, codes.num_ensembles, *values.shape[1:])
-    return mass.reshape(values.shape[:3]), values
-
-
-def _read(codes: Codes, query: Array, num_kv_heads: int, state: State, eps: Array, own=None) -> tuple[Array, Array]:
-    """out (B, C, N, H) and Den (B, C, N) of queries that see a state, and what lies before them in their own chunk.
-
-    Args:
-      codes: of the call.
-      query: a chunk.
-      num_kv_heads: K.
-      state: mass (R, M, F) and values (R, M, F, H).
-      eps: floor of the denominator.
-      own: key, value and valid of the chunk that the queries stand in.
-    """
-    mass, values = (x.reshape(-1, *x.shape[2:]) for x in state)
-    query_codes = codes.of_queries(codes.rows(query, num_kv_heads))
-    num = jnp.einsum("zxf,zfh->zxh", query_codes, values)
-    den = jnp.sum(query_codes * mass[:, None, :], axis=-1)
-    if own is not None:
-        *keys, valid = own
-        key_rows, value_rows = (codes.rows(x, num_kv_heads) for x in keys)
-        kernel = jnp.einsum("zxf,zfs->zxs", query_codes, codes.of_keys(key_rows, valid))
-        kernel = kernel * past_of_rows(kernel.shape[1], kernel.shape[2]).astype(jnp.float32)[None]
-        num, den = num + jnp.einsum("zxs,zsh->zxh", kernel, value_rows), den + kernel.sum(-1)
-    num, den = (x.reshape(-1, codes.num_ensembles, *x.shape[1:]) / codes.num_tables for x in pack(num, den))
-    # A row without keys has Num = Den = 0, and with eps = 0 nothing to divide by.
-    out = jnp.mean(num / jnp.where(den > 0, den + eps, 1.0), axis=1)
-    length = query.shape[1]
-    return from_head_rows(out, num_kv_heads, length), from_head_rows(den[..., 0].mean(1), num_kv_heads, length)
-
-
-def _state(
-    static: Race, num_queries: int, key: Array, value: Array, planes: Array, beta: Array, key_mask: Array | None
-) -> State:
-    """What queries read: the summary of all keys, or those of the chunks before each chunk with a query."""
-    codes = Codes(planes, beta, static.num_ensembles)
-    num_keys = key.shape[1]
-    size = static.causal_chunk or min(FULL_CHUNK, num_keys)
-    chunks = [split_chunks(x, size) for x in (key, value, _valid(key, key_mask))]
-    batch, num_chunks = key.shape[0], len(chunks[0])
-    if static.causal_chunk is not None:
-        # Alg. 3: a prefix sum of chunk summaries.
-        number = largest_divisor(num_chunks, FULL_CHUNK // size)
-
-        def summarise(some):
-            return [x.reshape(number, -1, *x.shape[1:]) for x in _summary(codes, *unfold(some, number * batch))]
-
-        summaries = [
-            x.reshape(num_chunks, *x.shape[2:]) for x in lax.map(jax.checkpoint(summarise), fold(chunks, number))
-        ]
-        upto = lax.associative_scan(lambda a, b: jax.tree.map(jnp.add, a, b), summaries)
-        first = (num_keys - num_queries) // size
-        return State(*(pad_axis(x, 0, 1, 0)[first:-1] for x in upto))
-    # Several parts of a chunk are summed at the same time.
-    parts = largest_divisor(size, 8)
-
-    def add(total, chunk):
-        sums = (
-            x.reshape(batch, parts, -1, *x.shape[1:]).sum(1) for x in _summary(codes, *unfold(chunk, batch * parts))
-        )
-        return [a + b.reshape(a.shape) for a, b in zip(total, sums, strict=True)], None
-
-    buckets = batch * key.shape[2], static.num_ensembles, codes.num_tables * 2 ** planes.shape[-2]
-    zeros = [jnp.zeros(buckets, jnp.float32), jnp.zeros((*buckets, key.shape[3]), jnp.float32)]
-    return State(*lax.scan(jax.checkpoint(add), zeros, chunks)[0])
-
-
-def _readout(
-    static: Race,
-    query: Array,
-    key: Array,
-    value: Array,
-    planes: Array,
-    beta: Array,
-    eps: Array,
-    key_mask: Array | None,
-    state: State,
-    finish: Callable[..., Array] | None = None,
-    rows: Sequence[Array] = (),
-) -> tuple[Array, Array]:
-    """out and Den from the state and, where causal, from each query's own chunk.
-
-    `finish(out, Den, *rows)` gives what becomes of out, chunk by chunk; `rows` are (B, T, N, ...).
-    """
-    codes = Codes(planes, beta, static.num_ensembles)
-    batch, num_queries = query.shape[:2]
-    num_keys, num_kv_heads = key.shape[1:3]
-    if static.causal_chunk is None:
-        # Alg. 2. Chunks bound the memory: none of the soft codes outlives its own.
-        size, start = min(FULL_CHUNK, num_queries), 0
-
-        def read(chunk):
-            query, *rows = unfold(chunk, batch)
-            out, den = _read(codes, query, num_kv_heads, state, eps)
-            return finish(out, den, *rows) if finish else out, den
-
-        out, den = lax.map(jax.checkpoint(read), [split_chunks(x, size) for x in (query, *rows)])
-    else:
-        size = static.causal_chunk
-        first, start = divmod(num_keys - num_queries, size)
-        keys = (split_chunks(x, size)[first:] for x in (key, value, _valid(key, key_mask)))
-        tokens = split_chunks(query, size, start), *keys, *(split_chunks(x, size, start) for x in rows)
-        number = largest_divisor(len(tokens[0]), FULL_CHUNK // size)
-
-        def read_causally(some):
-            tokens, before = some
-            query, key, value, valid, *rows = unfold(tokens, number * batch)
-            out, den = _read(codes, query, num_kv_heads, before, eps, (key, value, valid))
-            out = finish(out, den, *rows) if finish else out
-            return tuple(x.reshape(number, batch, *x.shape[1:]) for x in (out, den))
-
-        parts = lax.map(jax.checkpoint(read_causally), (fold(tokens, number), State(*fold(state, number))))
-        out, den = (x.reshape(-1, *x.shape[2:]) for x in parts)
-    out, den = join_chunks(out, num_queries, start), join_chunks(den, num_queries, start)
-    return out.astype(query.dtype), den
-
-
-def _valid(key: Array, key_mask: Array | None) -> Array:
-    return jnp.ones(key.shape[:2], bool) if key_mask is None else key_mask

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from elsaa_jax.chunks import pad_axis
+from elsaa_jax.chunks import flatten, pad_axis
 from elsaa_jax.types import Array
 from pallas_kernels import race, race_backward
 from pallas_kernels.configs import Arithmetic, Settings, settings_of
@@ -69,7 +69,7 @@ def forward(
     With a sparse branch of arrays (B, T, N, ...), out is the fused output; there must be one ensemble then.
     """
     if sparse is not None:
-        sparse = Sparse(*(_flat(x) for x in sparse))
+        sparse = Sparse(*(flatten(x) for x in sparse))
     geometry = layout.geometry(query, key, planes, key_mask is not None)
     dtype = query.dtype if layout.num_ensembles == 1 else jnp.float32
     outs, dens, states = [], [], []
@@ -78,7 +78,7 @@ def forward(
         sums = race.summary(inputs, geometry, layout.settings("race_summary", query))
         state = State(*(_before(x, geometry) for x in sums))
         settings = layout.settings("race_readout", query)
-        out, den = race.readout(inputs, _flat(query), *state, dtype, geometry, settings, sparse, kind)
+        out, den = race.readout(inputs, flatten(query), *state, dtype, geometry, settings, sparse, kind)
         outs.append(out)
         dens.append(den)
         states.append(state)
@@ -107,15 +107,15 @@ def backward(
     """
     weight = None if out_weight is None else out_weight.reshape(-1)
     geometry = layout.geometry(query, key, planes, key_mask is not None)
-    d_out, d_den = _flat(d_out) / layout.num_ensembles, d_den.reshape(-1) / layout.num_ensembles
+    d_out, d_den = flatten(d_out) / layout.num_ensembles, d_den.reshape(-1) / layout.num_ensembles
     results = []
     for ensemble, part in enumerate(_split(state, geometry)):
         inputs = _inputs(geometry, ensemble, key, value, planes, beta, eps, key_mask)
         settings = layout.settings("race_backward_query", query)
-        of_query = race_backward.backward_query(inputs, _flat(query), *part, d_out, d_den, geometry, settings, weight)
+        of_query = race_backward.backward_query(inputs, flatten(query), *part, d_out, d_den, geometry, settings, weight)
         d_sums = _before_vjp(of_query.d_mass, geometry), _before_vjp(of_query.d_values, geometry)
         settings = layout.settings("race_backward_key", query)
-        rows = _flat(query), *d_sums, d_out, of_query.weight, of_query.d_den
+        rows = flatten(query), *d_sums, d_out, of_query.weight, of_query.d_den
         of_key = race_backward.backward_key(inputs, *rows, geometry, settings)
         d_planes = _sum_planes(of_query.d_planes, geometry) + _sum_planes(of_key.d_planes, geometry)
         d_beta = jnp.sum(of_query.d_beta) + jnp.sum(of_key.d_beta)
@@ -145,7 +145,7 @@ def _inputs(
     planes = planes.reshape(len(planes), -1, planes.shape[-1])
     planes = pad_axis(planes, 1, 0, tables.num_planes - planes.shape[1])
     mask = jnp.zeros((1,), jnp.int8) if key_mask is None else key_mask.reshape(-1).astype(jnp.int8)
-    return Inputs(_flat(key), _flat(value), planes, jnp.stack([beta, eps]), mask)
+    return Inputs(flatten(key), flatten(value), planes, jnp.stack([beta, eps]), mask)
 
 
 def _before(sums: Array, geometry: Geometry) -> Array:
@@ -192,8 +192,3 @@ def _sum_planes(d_planes: Array, geometry: Geometry) -> Array:
 
 def _sum(arrays: list[Array]) -> Array:
     return functools.reduce(jnp.add, arrays)
-
-
-def _flat(x: Array) -> Array:
-    """(B, tokens, heads, ...) -> (B * tokens * heads, ...)."""
-    return x.reshape(-1, *x.shape[3:])

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from elsaa_jax import block_kernels, checks, dispatch, exact, tiles
+from elsaa_jax.chunks import flatten
 from elsaa_jax.config import MAX_HARD_BITS, check_choice, check_int
 from elsaa_jax.hashing import gray_rank, hard_codes
 from elsaa_jax.plans import BlockRule, causal_plan, full_plan
@@ -261,8 +262,8 @@ def _attend_xla(static, query, key, value, plan, masks):
     start = None
     if stretches is not None:
         out, log_mass = stretches.forward(scale, query, key, value, masks[1])
-        start = _flat(out), _flat(log_mass)
-    out, log_mass = tiles.forward(plan, scale, _flat(query), _flat(key), _flat(value), start)
+        start = flatten(out), flatten(log_mass)
+    out, log_mass = tiles.forward(plan, scale, flatten(query), flatten(key), flatten(value), start)
     return out.reshape(query.shape).astype(query.dtype), log_mass.reshape(query.shape[:3])
 
 
@@ -272,11 +273,6 @@ def _derive_xla(static, query, key, value, plan, masks, log_mass, d_out, shift):
         start = tuple(jnp.zeros(x.shape, jnp.float32) for x in (query, key, value))
     else:
         start = stretches.backward(scale, query, key, value, masks[1], log_mass, d_out, shift)
-    rows = _flat(query), _flat(key), _flat(value), _flat(log_mass), _flat(d_out), _flat(shift)
-    derivatives = tiles.backward(plan, scale, *rows, (_flat(start[0]), _flat(start[1]), _flat(start[2])))
+    rows = flatten(query), flatten(key), flatten(value), flatten(log_mass), flatten(d_out), flatten(shift)
+    derivatives = tiles.backward(plan, scale, *rows, (flatten(start[0]), flatten(start[1]), flatten(start[2])))
     return tuple(d.reshape(x.shape).astype(x.dtype) for d, x in zip(derivatives, (query, key, value), strict=True))
-
-
-def _flat(x: Array) -> Array:
-    """(B, tokens, heads, ...) -> (B * tokens * heads, ...)."""
-    return x.reshape(-1, *x.shape[3:])
