@@ -17,7 +17,7 @@ from pallas_kernels.configs import block_refusal
 
 # Rows and columns of one tile of scores, and how many scores are computed at a time:
 # 4 MiB of them stay in the cache of a CPU.
-CHUNK = 512
+CHUNK = 256
 SCORES_AT_A_TIME = 2**20
 
 

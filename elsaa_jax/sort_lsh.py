@@ -263,6 +263,7 @@ def _attend_xla(static, query, key, value, plan, masks):
     if stretches is not None:
         out, log_mass = stretches.forward(scale, query, key, value, masks[1])
         start = flatten(out), flatten(log_mass)
+    plan = tiles.interleave(plan, key.shape[0] * key.shape[2])
     out, log_mass = tiles.forward(plan, scale, flatten(query), flatten(key), flatten(value), start)
     return out.reshape(query.shape).astype(query.dtype), log_mass.reshape(query.shape[:3])
 
@@ -274,5 +275,6 @@ def _derive_xla(static, query, key, value, plan, masks, log_mass, d_out, shift):
     else:
         start = stretches.backward(scale, query, key, value, masks[1], log_mass, d_out, shift)
     rows = flatten(query), flatten(key), flatten(value), flatten(log_mass), flatten(d_out), flatten(shift)
+    plan = tiles.interleave(plan, key.shape[0] * key.shape[2])
     derivatives = tiles.backward(plan, scale, *rows, (flatten(start[0]), flatten(start[1]), flatten(start[2])))
     return tuple(d.reshape(x.shape).astype(x.dtype) for d, x in zip(derivatives, (query, key, value), strict=True))

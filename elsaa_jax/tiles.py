@@ -21,6 +21,20 @@ from elsaa_jax.types import Array, TilePlan
 SCORES_AT_A_TIME = 2**20
 
 
+def interleave(plan: TilePlan, num_rows: int) -> TilePlan:
+    """The tiles of all B * K rows of heads in turn, so that tiles of one window of tokens are near each other.
+
+    What they gather lies close in memory, and tiles without queries all stand at the end.
+    """
+
+    def mix_rows(x: Array) -> Array:
+        return x.reshape(len(x), num_rows, -1, x.shape[2]).swapaxes(1, 2).reshape(x.shape)
+
+    if plan.blocks is None:
+        return plan
+    return plan._replace(query_rows=mix_rows(plan.query_rows), blocks=mix_rows(plan.blocks))
+
+
 def forward(
     plan: TilePlan, scale: float, query: Array, key: Array, value: Array, start: tuple[Array, Array] | None
 ) -> tuple[Array, Array]:
@@ -37,9 +51,11 @@ def forward(
     single = start is None and plan.query_rows.shape[0] == 1
     if start is None:
         start = (jnp.zeros(query.shape, jnp.float32), jnp.full(query.shape[:1], -jnp.inf, jnp.float32))
+    keys = _join(plan, key, value)
 
     def attend(query_rows, key_rows):
-        return blocks.forward(_take(query, query_rows), *_take_keys(key, value, key_rows), scale)
+        key_of, value_of = _part([_take(x, key_rows) for x in keys])
+        return blocks.forward(_take(query, query_rows), key_of, value_of, _bias(key_rows, len(key)), scale)
 
     def nothing(query_rows, key_rows):
         return jnp.zeros((*query_rows.shape, query.shape[1]), jnp.float32), jnp.full(
@@ -70,25 +86,28 @@ def backward(
     """d_query, d_key and d_value, float32, added to `start`; see `blocks.backward`."""
     # exp(logit - inf) is 0: a row that is no row has no weights.
     log_mass = jnp.where(jnp.isneginf(log_mass), jnp.inf, log_mass)
+    keys, queries = _join(plan, key, value), _join(plan, query, d_out.astype(query.dtype))
 
     def derive(query_rows, key_rows):
-        keys = _take_keys(key, value, key_rows)
-        rows = (_take(x, query_rows, fill) for x, fill in ((log_mass, jnp.inf), (d_out, 0), (shift, 0)))
-        return blocks.backward(_take(query, query_rows), *keys, scale, *rows)
+        key_of, value_of = _part([_take(x, key_rows) for x in keys])
+        query_of, d_out_of = _part([_take(x, query_rows) for x in queries])
+        numbers = _take(log_mass, query_rows, jnp.inf), d_out_of, _take(shift, query_rows)
+        return blocks.backward(query_of, key_of, value_of, _bias(key_rows, len(key)), scale, *numbers)
 
     def nothing(query_rows, key_rows):
         d_key = jnp.zeros((*key_rows.shape, key.shape[1]), jnp.float32)
         return jnp.zeros((*query_rows.shape, query.shape[1]), jnp.float32), d_key, d_key
 
     def step(state, query_rows, key_rows):
-        d_query, d_key, d_value = _unless_empty(plan, len(query), derive, nothing, query_rows, key_rows)
-        return (
-            state[0].at[query_rows].add(d_query, mode="drop"),
-            state[1].at[key_rows].add(d_key, mode="drop"),
-            state[2].at[key_rows].add(d_value, mode="drop"),
-        )
+        d_query, *d_keys = _unless_empty(plan, len(query), derive, nothing, query_rows, key_rows)
+        of_queries, of_keys = state
+        of_queries = of_queries.at[query_rows].add(d_query, mode="drop")
+        return of_queries, [
+            x.at[key_rows].add(d, mode="drop") for x, d in zip(of_keys, _join(plan, *d_keys), strict=True)
+        ]
 
-    return _loop(plan, len(query), len(key), step, start)
+    d_query, d_keys = _loop(plan, len(query), len(key), step, (start[0], _join(plan, *start[1:])))
+    return d_query, *_part(d_keys)
 
 
 def count_keys(plan: TilePlan, num_queries: int, num_keys: int) -> Array:
@@ -105,9 +124,20 @@ def _take(rows: Array, index: Array, fill: float = 0) -> Array:
     return rows.at[index].get(mode="fill", fill_value=fill)
 
 
-def _take_keys(key: Array, value: Array, index: Array) -> tuple[Array, Array, Array]:
-    """Keys and values of blocks, and what is added to their logits."""
-    return _take(key, index), _take(value, index), jnp.where(index < len(key), 0.0, -jnp.inf)[:, None, :]
+def _join(plan: TilePlan, first: Array, second: Array) -> list[Array]:
+    """Two arrays (..., H), as one where there are several levels: to move a row of both costs no more than of one."""
+    return [first, second] if len(plan.query_rows) == 1 else [jnp.concatenate([first, second], axis=-1)]
+
+
+def _part(joined: list[Array]) -> tuple[Array, Array]:
+    """What was given to `_join`."""
+    first, second = joined if len(joined) == 2 else jnp.split(joined[0], 2, axis=-1)
+    return first, second
+
+
+def _bias(key_rows: Array, num_keys: int) -> Array:
+    """What is added to the logits of blocks: -inf where a row is none."""
+    return jnp.where(key_rows < num_keys, 0.0, -jnp.inf)[:, None, :]
 
 
 def _put(rows: Array, index: Array, values: Array) -> Array:

@@ -91,6 +91,8 @@ def run(arguments: argparse.Namespace) -> Rows:
     if arguments.quick:
         longest, modes = min(longest, QUICK_LONGEST), [name for name in modes if not MODES[name][1]]
     lengths = [SHORTEST << i for i in range((longest // SHORTEST).bit_length())]
+    if arguments.write_crossover:
+        _check_crossover(names, modes)
     limits = Limits(arguments.seconds, arguments.steps or TURNS)
     print(
         f"benchmark of {', '.join(names)}; {', '.join(modes)}; {lengths[0]:,} to {lengths[-1]:,} tokens; all goes to "
@@ -120,16 +122,29 @@ def run(arguments: argparse.Namespace) -> Rows:
     for name, length in found.items():
         print(f"\n{name}: exact is faster than elsaa, with its backward and without, up to {length:,} tokens")
     if arguments.write_crossover:
-        if not found:
-            raise EngineError("--write-crossover needs exact and elsaa, forward and backward; see --attention, --modes")
-        path = pathlib.Path(str(importlib.resources.files("elsaa_jax"))) / TABLE
-        stored = read_json(path) or {}
-        write_json(path, stored | {jax.default_backend(): stored.get(jax.default_backend(), {}) | found})
+        write_crossover(found)
     files = [workdir / RESULTS, *write_pictures(workdir, wanted, modes)]
     print(f"\n{', '.join(map(str, files))}")
     if len(files) == 1:
         print(pictures.NOT_DRAWN)
     return wanted
+
+
+def _check_crossover(names: Sequence[str], modes: Sequence[str]) -> None:
+    """Before anything is measured: whether a crossover could be known after it."""
+    pairs = {"forward", "backward"}, {"causal_forward", "causal_backward"}
+    if not ({"exact", "elsaa"} <= set(names) and any(pair <= set(modes) for pair in pairs)):
+        raise EngineError(
+            f"--write-crossover needs exact and elsaa, forward and backward, not {', '.join(names)} in "
+            f"{', '.join(modes)}; see --attention and --modes"
+        )
+
+
+def write_crossover(found: dict[str, int]) -> None:
+    """Into the table of the library, for this platform."""
+    path, platform = pathlib.Path(str(importlib.resources.files("elsaa_jax"))) / TABLE, jax.default_backend()
+    stored = read_json(path) or {}
+    write_json(path, stored | {platform: stored.get(platform, {}) | found})
 
 
 def _stored(workdir: pathlib.Path, settings: dict[str, Any], resume: bool) -> Rows:

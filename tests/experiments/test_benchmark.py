@@ -136,13 +136,16 @@ def test_the_crossover_is_where_exact_wins_with_its_backward_and_without():
     }
 
 
-def test_the_crossover_is_written_into_the_library(measured, tmp_path, monkeypatch):
+def test_the_crossover_is_written_into_the_library(tmp_path, monkeypatch):
     table = tmp_path / "crossover.json"
     table.write_text('{"cpu": {"causal": 7, "full": 9}, "tpu": {"full": 5}}')
     monkeypatch.setattr(benchmark.importlib.resources, "files", lambda package: tmp_path)
-    monkeypatch.setattr(benchmark, "measured_crossover", lambda rows: {"full": 1024})
-    run(measured[0], "--write-crossover")
+    benchmark.write_crossover({"full": 1024})
     assert json.loads(table.read_text()) == {"cpu": {"causal": 7, "full": 1024}, "tpu": {"full": 5}}
-    monkeypatch.setattr(benchmark, "measured_crossover", lambda rows: {})
+
+
+@pytest.mark.parametrize("flags", [[], ["--attention", "exact,elsaa"], ["--modes", "forward,backward"]])
+def test_a_crossover_that_could_not_be_known_is_refused_at_once(tmp_path, flags):
     with pytest.raises(EngineError, match="needs exact and elsaa, forward and backward"):
-        run(measured[0], "--write-crossover")
+        run(tmp_path, "--write-crossover", *flags)
+    assert not list(tmp_path.iterdir())
