@@ -120,6 +120,13 @@ def test_a_contender_that_fails_is_left_out(monkeypatch):
     worker.close()
 
 
+def test_a_turn_of_short_runs_begins_with_one_that_does_not_count(monkeypatch):
+    clock = iter((0.0, 0.5, 1.0, 1.1, 2.0, 2.2, 3.0, 3.4, 5.0, 9.0))
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: next(clock))
+    assert turns.turn(lambda: None) == pytest.approx([0.1, 0.2, 0.4])
+    assert turns.turn(lambda: None) == pytest.approx([4.0])
+
+
 def timed(attention, length, causal, backward, seconds):
     return {"attention": attention, "length": length, "causal": causal, "backward": backward, "seconds": seconds}
 
