@@ -24,7 +24,7 @@ from experiments.engine.errors import EngineError
 from experiments.engine.memory import free_bytes
 from experiments.engine.results import Rows
 
-TURN_SECONDS = 0.6  # A turn of a fast contender is several runs.
+TURN_SECONDS = 2.0  # A turn of a fast contender is several runs.
 TURN_RUNS = 20
 COLD_SECONDS = 3.0  # The first run of a turn counts if it is longer.
 # For all contenders: memory in large pages where the system gives them, so that nobody times the faults of small ones.
