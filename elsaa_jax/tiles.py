@@ -156,7 +156,8 @@ def _loop(plan: TilePlan, num_queries: int, num_keys: int, step, state):
     levels, num_tiles, tile = plan.query_rows.shape
     _, num_blocks, block = plan.key_rows.shape
     width = 1 if plan.blocks is None else plan.blocks.shape[-1]
-    at_a_time = min(num_tiles, max(1, SCORES_AT_A_TIME // (tile * width * block)))
+    most = max(1, SCORES_AT_A_TIME // (tile * width * block))
+    at_a_time = -(-num_tiles // -(-num_tiles // most))  # Groups of one size, so that the last is not padded by much.
 
     def group(x, fill):
         """(levels, A, ...) -> (levels, A / a, a, ...), padded with `fill`."""

@@ -144,11 +144,13 @@ def test_the_crossover_is_where_exact_wins_with_its_backward_and_without():
     }
 
 
-def test_the_crossover_is_written_into_the_library(tmp_path, monkeypatch):
+def test_the_crossover_is_written_into_the_library(measured, tmp_path, monkeypatch):
     table = tmp_path / "crossover.json"
     table.write_text('{"cpu": {"causal": 7, "full": 9}, "tpu": {"full": 5}}')
     monkeypatch.setattr(benchmark.importlib.resources, "files", lambda package: tmp_path)
-    benchmark.write_crossover({"full": 1024})
+    monkeypatch.setattr(benchmark, "_check_crossover", lambda names, modes: None)
+    monkeypatch.setattr(benchmark, "measured_crossover", lambda rows: {"full": 1024})
+    run(measured[0], "--write-crossover")
     assert json.loads(table.read_text()) == {"cpu": {"causal": 7, "full": 1024}, "tpu": {"full": 5}}
 
 

@@ -118,7 +118,7 @@ def test_the_example_counted_from_the_code(monkeypatch):
     assert rows["sparse"]["counted"] == rows["sparse"]["paper"] == 4352 * 256
     for method in ("exact", "sparse", "low rank", "elsaa"):
         # Hashing and padding come on top; twice the formula would be something else.
-        assert rows[method]["paper"] <= rows[method]["traced"] < 2 * rows[method]["paper"]
+        assert rows[method]["paper"] <= rows[method]["traced"] < 1.8 * rows[method]["paper"]
     assert rows["sparse, causal, N0 = 1,024, rank"]["counted"] > 2 * rows["sparse"]["counted"]
 
 
