@@ -20,8 +20,9 @@ from elsaa_jax.types import AttentionKind
 from experiments.engine import models
 from experiments.engine.config import PART_OF_RUN, Stage
 from experiments.engine.memory import free_bytes
-from experiments.engine.models import Decoder, ModelConfig
+from experiments.engine.models import Decoder
 from experiments.engine.stats import wilson_interval
+from experiments.engine.transformer import ModelConfig
 from experiments.haystack import DEPTHS, VOCABULARY, make_examples
 
 TOKENS_AT_A_TIME = 8192
@@ -129,8 +130,9 @@ class Niah:
         """The variables before training."""
         return models.init(self.model, rng)
 
-    def batch(self, stage: Stage, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Tokens and answers."""
+    def batch(self, stage: Stage, position: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Tokens and answers, drawn anew for each step."""
+        del position
         assert isinstance(stage, NiahStage)
         examples = make_examples(rng, stage.batch_size, stage.length, needles=stage.needles, queries=stage.queries)
         return {"tokens": examples.tokens, "answers": examples.answers}

@@ -23,10 +23,10 @@ import jax.numpy as jnp
 from elsaa_jax import ElsaaConfig, FusionConfig, RaceConfig, SortLshConfig
 from experiments.engine import cli, pictures
 from experiments.engine.config import RunConfig, TrainConfig
-from experiments.engine.models import ModelConfig
 from experiments.engine.parallel import is_main_process
 from experiments.engine.run import load_variables, train_and_evaluate
 from experiments.engine.table import format_table
+from experiments.engine.transformer import ModelConfig
 from experiments.engine.workdir import RESULTS, read_json, stored_task, versions, write_json
 from experiments.haystack import DEPTHS, NUM_VALUES
 from experiments.needle import METHODS, Evaluation, Niah, NiahStage, last_logits

@@ -103,6 +103,14 @@ class TrainConfig:
         """Steps of all stages."""
         return sum(stage.steps for stage in self.stages)
 
+    def examples_before(self, step: int) -> int:
+        """Examples of the first `step` steps."""
+        count = 0
+        for stage in self.stages:
+            count += min(step, stage.steps) * stage.batch_size
+            step = max(0, step - stage.steps)
+        return count
+
     def stage_at(self, step: int) -> Stage:
         """The stage of the step that follows `step` steps."""
         check_int("step", step, 0, self.total_steps - 1)

@@ -17,9 +17,11 @@ from experiments.engine.due import Due
 from experiments.engine.errors import EngineError
 from experiments.engine.metrics import MetricsWriter
 from experiments.engine.parallel import Parallel, any_process, local_variables
+from experiments.engine.prefetch import Prefetch
 from experiments.engine.progress import Progress
 from experiments.engine.signals import Stop, StopSignals
 from experiments.engine.step import TrainState, init_state, make_batch, make_step
+from experiments.engine.stopwatch import TIME, Stopwatch
 from experiments.engine.workdir import METRICS, normal
 
 
@@ -47,12 +49,14 @@ def train_loop(
     state = parallel.put_state(host)
     run_step = parallel.compile(make_step(config))
     writer = MetricsWriter(workdir / METRICS, start)
+    clock = Stopwatch(workdir / TIME, start)
     running: Any = None
     try:
-        with StopSignals() as signals:
+        with StopSignals() as signals, Prefetch(functools.partial(make_batch, config)) as batches:
             for step in range(start, config.train.total_steps):
-                batch = parallel.put_batch(make_batch(config, step))
-                state, values = run_step(state, batch)
+                with clock.waiting():
+                    made = batches.get(step, ahead=step + 1 < config.train.total_steps)
+                state, values = run_step(state, parallel.put_batch(made))
                 jax.block_until_ready(running)  # At most one step waits for another, so a signal is soon heeded.
                 running = values
                 progress.update(step + 1, functools.partial(_loss, parallel, values))
@@ -72,6 +76,7 @@ def train_loop(
                     writer.write(step + 1, record)
                 if due.save or stopping:
                     writer.sync()
+                    clock.save()
                     checkpoints.save(host, normal(config), score)
                 if stopping:
                     checkpoints.wait()

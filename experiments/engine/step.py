@@ -56,7 +56,8 @@ def init_state(config: RunConfig) -> TrainState:
 def make_batch(config: RunConfig, step: int) -> dict[str, np.ndarray]:
     """The batch of the step that follows `step` steps: of the seed and of `step` alone."""
     stage = config.train.stage_at(step)
-    batch = config.task.batch(stage, np.random.default_rng([TRAINING_STREAM, config.train.seed, step]))
+    rng = np.random.default_rng([TRAINING_STREAM, config.train.seed, step])
+    batch = config.task.batch(stage, config.train.examples_before(step), rng)
     for name, array in batch.items():
         if np.ndim(array) == 0 or len(array) != stage.batch_size:
             raise ValueError(

@@ -23,8 +23,12 @@ class Task(Protocol):
     def init(self, rng: jax.Array) -> Variables:
         """The variables before training, by collection: "params" is trained, the rest is fixed but saved."""
 
-    def batch(self, stage: Stage, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """The batch of one step over all devices: arrays with `stage.batch_size` examples on their first axis."""
+    def batch(self, stage: Stage, position: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """The batch of one step over all devices: arrays with `stage.batch_size` examples on their first axis.
+
+        It follows `position` examples, by which an order of examples is kept over steps. Called in a thread of its own,
+        while the step before it is at work.
+        """
 
     def loss(
         self, params: Any, fixed: Variables, batch: dict[str, jax.Array], rng: jax.Array

@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 
+from experiments.engine.progress import Progress
 from experiments.engine.run import train_and_evaluate
 from tests.engine.toy import ToyTask, toy_config
 
@@ -20,15 +21,14 @@ def die():
 
 def die_in_step():
     """Between the steps: one of them is still at work, and the save of step 6 may be."""
-    make_batch, calls = ToyTask.batch, []
+    update = Progress.update
 
-    def batch(self, stage, rng):
-        calls.append(stage)
-        if len(calls) == DEADLY_STEP:
+    def deadly(self, done, loss):
+        if done == DEADLY_STEP:
             die()
-        return make_batch(self, stage, rng)
+        update(self, done, loss)
 
-    ToyTask.batch = batch
+    Progress.update = deadly
 
 
 def die_before_writing():

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from experiments.engine.progress import Progress
 from experiments.engine.run import train_and_evaluate
 from experiments.engine.signals import Stop
 from tests.engine.crash import MOMENTS
@@ -53,17 +54,16 @@ def test_killed(moment, killed, undisturbed):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_the_step_and_saves(number, tmp_path, undisturbed, monkeypatch, capsys):
-    make_batch, calls = ToyTask.batch, []
+    update = Progress.update
     before = [signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)]
 
-    def batch(self, stage, rng):
-        calls.append(stage)
-        if len(calls) == 5:
+    def signalled(self, done, loss):
+        if done == 5:
             os.kill(os.getpid(), number)
-        return make_batch(self, stage, rng)
+        update(self, done, loss)
 
     with monkeypatch.context() as patch:
-        patch.setattr(ToyTask, "batch", batch)
+        patch.setattr(Progress, "update", signalled)
         with pytest.raises(Stop) as stop:
             train_and_evaluate(CONFIG, tmp_path)
     assert stop.value.code == 128 + number

@@ -82,7 +82,7 @@ def test_data_follow_from_seed_and_step_alone():
 
 def test_a_batch_of_another_size_is_refused():
     class Short(ToyTask):
-        def batch(self, stage, rng):
+        def batch(self, stage, position, rng):
             return {"tokens": np.zeros((3, stage.length), np.int32)}
 
     with pytest.raises(ValueError, match=r"batch\['tokens'\] of the task has shape \(3, 3\); .* 8 examples"):

@@ -40,7 +40,7 @@ class ToyTask:
         }
         return {"params": params, "hashes": {"planes": draws[-1]}}
 
-    def batch(self, stage: Stage, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    def batch(self, stage: Stage, position: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return {"tokens": rng.integers(VOCABULARY, size=(stage.batch_size, stage.length))}
 
     def loss(self, params, fixed, batch, rng):

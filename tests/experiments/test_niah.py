@@ -15,7 +15,8 @@ import pytest
 from elsaa_jax import ElsaaConfig, RaceConfig, SortLshConfig
 from experiments import needle, niah
 from experiments.engine.errors import EngineError
-from experiments.engine.models import Decoder, ModelConfig, stretch
+from experiments.engine.models import Decoder
+from experiments.engine.transformer import ModelConfig, stretch
 from experiments.haystack import VOCABULARY, make_examples
 from tests.compilation import optimized
 from tests.engine.helpers import assert_refused
