@@ -1,0 +1,1 @@
+"""Data sets: found, prepared once, read by index, and made into examples."""

@@ -1,0 +1,130 @@
+"""The data sets by name: what they hold, which raw files they are made of, and where those come from."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from experiments.engine.errors import EngineError
+
+Kind = Literal["image", "text"]
+
+
+@dataclasses.dataclass(frozen=True)
+class RawFile:
+    """A file as it is published.
+
+    Attributes:
+      name: below the folder of its data set.
+      url: of its public home; None: there is none for this form.
+      sha256: as published; None: not known, then SHA256SUMS in the data dir may tell it.
+    """
+
+    name: str
+    url: str | None = None
+    sha256: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """Raw files that a data set can be made of.
+
+    Attributes:
+      reader: of `raw.READERS`.
+      files: all are needed.
+    """
+
+    reader: str
+    files: tuple[RawFile, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSet:
+    """A data set.
+
+    Attributes:
+      name: of it, and of its folder.
+      kind: of its examples: "image" (image, label) or "text" (text, label, id).
+      splits: by name.
+      forms: of its raw files; the first that is there is taken, the last is that of its public home, if it has one.
+      home: where a person gets it, for the message.
+      channels: of its images.
+      version: of what our preparation makes of it; a change of the preparation is a new one.
+    """
+
+    name: str
+    kind: Kind
+    splits: tuple[str, ...]
+    forms: tuple[Form, ...]
+    home: str
+    channels: int = 3
+    version: str = "1.0.0"
+
+
+_FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
+_IMDB = "https://ai.stanford.edu/~amaas/data/sentiment"
+_PETS = "https://thor.robots.ox.ac.uk/~vgg/data/pets"
+_FLOWERS = "https://thor.robots.ox.ac.uk/~vgg/data/flowers/102"
+_FOOD = "http://data.vision.ee.ethz.ch/cvl"
+_TINY = "http://cs231n.stanford.edu"
+_TRAIN_TEST, _WITH_VALIDATION = ("train", "test"), ("train", "valid", "test")
+_FASHION_SUMS = {
+    "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+    "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+    "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+    "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+}
+
+
+def _images(name: str, pack: str, home: str, files: tuple[str, ...]) -> DataSet:
+    """Images in colour: as one image pack, or as they are published."""
+    published = Form(name, tuple(RawFile(file, f"{home}/{file}") for file in files))
+    return DataSet(name, "image", _TRAIN_TEST, (Form("pack", (RawFile(pack),)), published), home)
+
+
+DATA_SETS = {
+    data_set.name: data_set
+    for data_set in (
+        DataSet(
+            "fashion_mnist",
+            "image",
+            _TRAIN_TEST,
+            (Form("idx", tuple(RawFile(name, f"{_FASHION}/{name}", sums) for name, sums in _FASHION_SUMS.items())),),
+            "https://github.com/zalandoresearch/fashion-mnist",
+            channels=1,
+        ),
+        DataSet(
+            "imdb",
+            "text",
+            _TRAIN_TEST,
+            (Form("reviews", (RawFile("aclImdb.tar.gz", f"{_IMDB}/aclImdb_v1.tar.gz"),)),),
+            _IMDB,
+        ),
+        _images("oxford_pets", "oxford_pets.npz", _PETS, ("images.tar.gz", "annotations.tar.gz")),
+        _images("flowers102", "flowers102.npz", _FLOWERS, ("102flowers.tgz", "imagelabels.mat", "setid.mat")),
+        _images("food101", "food10.npz", _FOOD, ("food-101.tar.gz",)),
+        _images("tiny_imagenet", "tiny_imagenet.npz", _TINY, ("tiny-imagenet-200.zip",)),
+        DataSet(
+            "arxiv11",
+            "text",
+            _WITH_VALIDATION,
+            (Form("lines", tuple(RawFile(f"{split}.jsonl.xz") for split in _WITH_VALIDATION)),),
+            "https://huggingface.co/datasets/ccdv/arxiv-classification, as lines of JSON with id, label11 and text",
+        ),
+        DataSet(
+            "wikitext2",
+            "text",
+            _WITH_VALIDATION,
+            (Form("plain", tuple(RawFile(f"{split}.txt.xz") for split in _WITH_VALIDATION)),),
+            "https://huggingface.co/datasets/Salesforce/wikitext, as plain text",
+        ),
+    )
+}
+
+
+def find(name: str) -> DataSet:
+    """The data set of a name."""
+    try:
+        return DATA_SETS[name]
+    except KeyError:
+        raise EngineError(f"{name!r} is no data set; use one of {', '.join(DATA_SETS)}") from None

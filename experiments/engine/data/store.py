@@ -1,0 +1,209 @@
+"""Where a data set is found: prepared, as raw files, or at its public home; and its splits, read by index.
+
+A set is prepared by a builder of tensorflow-datasets, which needs no TensorFlow, into a directory of its own that gets
+its name when all of it is there. Beside the records lies a list of their check sums, by which a damaged set is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import json
+import os
+import pathlib
+import shutil
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from experiments.engine.data import raw
+from experiments.engine.data.catalog import DataSet, Form, find
+from experiments.engine.errors import EngineError, one_line
+from experiments.engine.workdir import write_json
+
+DATA_DIR, PREPARED_DIR = "ELSAA_DATA_DIR", "ELSAA_PREPARED_DIR"
+PREPARED, MANIFEST = "prepared", "elsaa_checksums.json"
+PARTIAL = ".partial"
+DOWNLOAD_SECONDS = 30
+CHUNK = 1 << 20
+
+
+def data_dir_of(given: str | os.PathLike[str] | None) -> pathlib.Path:
+    """The data dir that --data-dir or ELSAA_DATA_DIR names, `data` where none does."""
+    return pathlib.Path(given or os.environ.get(DATA_DIR) or "data").absolute()
+
+
+def prepared_dir_of(data_dir: pathlib.Path) -> pathlib.Path:
+    """Where prepared sets lie: what ELSAA_PREPARED_DIR names, or `prepared` in the data dir."""
+    return pathlib.Path(os.environ.get(PREPARED_DIR) or data_dir / PREPARED).absolute()
+
+
+def open_split(name: str, split: str, data_dir: str | os.PathLike[str] | None = None) -> Sequence[dict[str, Any]]:
+    """A split of a data set, read by index; prepares the set where it is not.
+
+    Args:
+      name: of the data set.
+      split: of it.
+      data_dir: of raw and prepared sets; None: ELSAA_DATA_DIR.
+
+    Returns:
+      A sequence of examples: image (height, width, channels) uint8 and label, or text, label and id.
+    """
+    data_set = find(name)
+    if split not in data_set.splits:
+        raise EngineError(f"{name} has no split {split!r}; use one of {', '.join(data_set.splits)}")
+    directory = data_dir_of(data_dir)
+    return _open(data_set, split, directory, prepared_dir_of(directory))
+
+
+@functools.cache
+def _open(data_set: DataSet, split: str, data_dir: pathlib.Path, prepared_dir: pathlib.Path) -> Any:
+    from experiments.engine.data.builder import read_split
+
+    return read_split(prepare(data_set, data_dir, prepared_dir), split)
+
+
+def prepare(data_set: DataSet, data_dir: pathlib.Path, prepared_dir: pathlib.Path) -> pathlib.Path:
+    """The directory of a prepared set; makes it where it is not there. Two processes make it once."""
+    target = prepared_dir / data_set.name / data_set.version
+    if target.is_dir():
+        _verify(target)
+        return target
+    folder = data_dir / data_set.name
+    form = _raw_form(data_set, folder, prepared_dir)
+    _check_writable(prepared_dir, data_set)
+    with _writing(prepared_dir), _locked(prepared_dir / f".{data_set.name}.lock"):
+        if not target.is_dir():
+            _build(data_set, form, folder, prepared_dir, target)
+    _verify(target)
+    return target
+
+
+def _build(
+    data_set: DataSet, form: Form, folder: pathlib.Path, prepared_dir: pathlib.Path, target: pathlib.Path
+) -> None:
+    from experiments.engine.data.builder import build
+
+    for stale in prepared_dir.glob(f".{data_set.name}.*{PARTIAL}"):  # of a preparation that was killed
+        shutil.rmtree(stale)
+    sums = raw.check(data_set, form, folder)
+    partial = prepared_dir / f".{data_set.name}.{os.getpid()}{PARTIAL}"
+    print(f"preparing {data_set.name} from {folder}", file=sys.stderr, flush=True)
+    try:
+        built = build(data_set, form, folder, partial)
+        files = {path.name: raw.sha256_of(path) for path in sorted(built.iterdir()) if path.is_file()}
+        write_json(built / MANIFEST, {"name": data_set.name, "version": data_set.version, "raw": sums, "files": files})
+        target.parent.mkdir(parents=True, exist_ok=True)
+        built.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _verify(target: pathlib.Path) -> None:
+    """Refuses a prepared set that is not what was prepared."""
+    remedy = "remove the directory, and it is prepared anew"
+    try:
+        files = json.loads((target / MANIFEST).read_text())["files"]
+    except FileNotFoundError:
+        raise EngineError(f"{target} is not complete (it has no {MANIFEST}); {remedy}") from None
+    except (OSError, ValueError, KeyError) as error:
+        raise EngineError(f"{target / MANIFEST} is damaged ({one_line(error)}); {remedy}") from error
+    for name, wanted in files.items():
+        path = target / name
+        if not path.is_file() or raw.sha256_of(path) != wanted:
+            raise EngineError(f"{path} is {'damaged' if path.exists() else 'missing'}; {remedy}")
+
+
+def _raw_form(data_set: DataSet, folder: pathlib.Path, prepared_dir: pathlib.Path) -> Form:
+    """The form whose raw files are in the folder; where there is none, that of the public home, loaded from there."""
+    for form in data_set.forms:
+        if all((folder / file.name).is_file() for file in form.files):
+            return form
+    form = data_set.forms[-1]
+    missing = next(file for file in form.files if not (folder / file.name).is_file())
+    reason = f"{folder / data_set.forms[0].files[0].name} is not there"
+    older = sorted(path.name for path in (prepared_dir / data_set.name).glob("*") if path.is_dir())
+    if older:
+        reason = f"it was prepared by version {older[-1]} and {data_set.version} is needed, for which {reason}"
+    if missing.url is not None:
+        reason = _load(data_set, form, folder, reason)
+        if not reason:
+            return form
+    raise EngineError(
+        f"the data set {data_set.name} cannot be found: {reason}; get it from {data_set.home}, or give another "
+        f"--data-dir (or {DATA_DIR})"
+    )
+
+
+def _load(data_set: DataSet, form: Form, folder: pathlib.Path, reason: str) -> str:
+    """Loads the files of a form; returns `reason` and why it cannot, or "" where it could."""
+    _check_writable(folder.parent, data_set)
+    with _writing(folder):
+        for file in form.files:
+            assert file.url is not None
+            if (folder / file.name).is_file():
+                continue
+            try:
+                _download(file.url, folder / file.name)
+            except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+                cause = error.reason if isinstance(error, urllib.error.URLError) else error
+                return f"{reason}, and {file.url} cannot be reached ({' '.join(str(cause).split())})"
+    return ""
+
+
+def _download(url: str, path: pathlib.Path) -> None:
+    """Loads a file, which has its name when it is whole."""
+    partial = path.with_name(f".{path.name}{PARTIAL}")
+    print(f"loading {url}", file=sys.stderr, flush=True)
+    try:
+        with urllib.request.urlopen(url, timeout=DOWNLOAD_SECONDS) as response, partial.open("wb") as file:
+            expected, done = int(response.headers.get("Content-Length", 0)), 0
+            while chunk := response.read(CHUNK):
+                file.write(chunk)
+                done += len(chunk)
+                if sys.stderr.isatty():
+                    print(f"\r{done / 1e6:,.0f} of {expected / 1e6:,.0f} MB", end="", file=sys.stderr, flush=True)
+        if expected and done != expected:
+            raise ConnectionError(f"it ended after {done} of {expected} bytes")
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _check_writable(directory: pathlib.Path, data_set: DataSet) -> None:
+    """Refuses a directory that is marked as read-only, for root as well, who could write there."""
+    existing = next(path for path in (directory, *directory.parents) if path.exists())
+    if not existing.stat().st_mode & 0o222 or not os.access(existing, os.W_OK):
+        raise EngineError(
+            f"{existing} cannot be written to, and {data_set.name} has to be prepared; give a --data-dir that can, or "
+            f"set {PREPARED_DIR} to a directory for prepared sets"
+        )
+
+
+@contextlib.contextmanager
+def _writing(directory: pathlib.Path) -> Iterator[None]:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        yield
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        raise EngineError(
+            f"{directory} cannot be used for data ({error.strerror}); give a --data-dir that can be written to, or set "
+            f"{PREPARED_DIR} to a directory for prepared sets"
+        ) from error
+    except OSError as error:
+        raise EngineError(
+            f"data cannot be written to {directory} ({error.strerror or one_line(error)}); make room and run the same "
+            "command again"
+        ) from error
+
+
+@contextlib.contextmanager
+def _locked(path: pathlib.Path) -> Iterator[None]:
+    """Waits for another process that prepares the same set."""
+    with path.open("a") as lock:
+        with contextlib.suppress(OSError):  # A file system without locks: the last one to end wins.
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

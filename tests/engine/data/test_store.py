@@ -1,0 +1,246 @@
+"""Data sets are found, prepared once, whole or refused, each refusal one sentence."""
+
+import hashlib
+import json
+import os
+import shutil
+import urllib.error
+
+import numpy as np
+import pytest
+
+from experiments.engine.data import catalog, raw, store
+from experiments.engine.errors import EngineError
+from tests.engine.data.raw_sets import (
+    FASHION_COUNTS,
+    fashion_images,
+    needs_real_data,
+    real,
+    unpublished,  # noqa: F401
+    write_arxiv,
+    write_fashion,
+    write_imdb,
+    write_pack,
+)
+
+pytestmark = pytest.mark.usefixtures("unpublished", "fresh")
+PACK = "food101"
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """No set that another test has opened, and no directory of the environment."""
+    monkeypatch.delenv(store.DATA_DIR, raising=False)
+    monkeypatch.delenv(store.PREPARED_DIR, raising=False)
+    store._open.cache_clear()
+
+
+@pytest.fixture
+def pack_dir(tmp_path):
+    write_pack(tmp_path, PACK)
+    return tmp_path
+
+
+def prepared(data_dir, name=PACK):
+    return data_dir / "prepared" / name / catalog.find(name).version
+
+
+def test_idx_files_are_read_bit_by_bit(tmp_path):
+    write_fashion(tmp_path)
+    for split, count in FASHION_COUNTS.items():
+        source = store.open_split("fashion_mnist", split, tmp_path)
+        assert len(source) == count
+        images = sorted((source[index] for index in range(count)), key=lambda example: example["image"].tobytes())
+        wanted = sorted(fashion_images(split), key=lambda image: image.tobytes())
+        np.testing.assert_array_equal([example["image"][..., 0] for example in images], wanted)
+        assert sorted(example["label"] for example in images) == sorted(np.arange(count) % 10)
+
+
+def test_reviews_papers_and_packs_are_read(tmp_path):
+    write_imdb(tmp_path, {("train", "pos"): ["good"], ("train", "neg"): ["bad", "worse"], ("test", "neg"): ["sad"]})
+    write_arxiv(tmp_path, {"train": [(0, "a"), (-1, "rare"), (3, "b")], "valid": [(1, "c")], "test": [(2, "d")]})
+    write_pack(tmp_path, PACK)
+    reviews = store.open_split("imdb", "train", tmp_path)
+    assert {(e["text"], int(e["label"])) for e in (reviews[i] for i in range(3))} == {
+        (b"good", 1),
+        (b"bad", 0),
+        (b"worse", 0),
+    }
+    papers = store.open_split("arxiv11", "train", tmp_path)
+    assert {(e["text"], int(e["label"])) for e in (papers[i] for i in range(len(papers)))} == {(b"a", 0), (b"b", 3)}
+    images = store.open_split(PACK, "test", tmp_path)
+    assert len(images) == 2
+    assert images[0]["image"].shape == (40, 50, 3)
+
+
+def test_a_prepared_set_needs_its_raw_files_no_more(pack_dir):
+    before = [store.open_split(PACK, "train", pack_dir)[index]["label"] for index in range(6)]
+    shutil.rmtree(pack_dir / PACK)
+    store._open.cache_clear()
+    assert [store.open_split(PACK, "train", pack_dir)[index]["label"] for index in range(6)] == before
+
+
+def test_prepared_sets_may_lie_elsewhere(pack_dir, tmp_path, monkeypatch):
+    monkeypatch.setenv(store.PREPARED_DIR, str(tmp_path / "elsewhere"))
+    monkeypatch.setenv(store.DATA_DIR, str(pack_dir))
+    assert len(store.open_split(PACK, "train")) == 6
+    assert (tmp_path / "elsewhere" / PACK).is_dir()
+    assert not (pack_dir / "prepared").exists()
+
+
+def refused(message, name=PACK, split="train", *, data_dir):
+    store._open.cache_clear()
+    with pytest.raises(EngineError, match=message) as caught:
+        store.open_split(name, split, data_dir)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_set_says_where_to_get_it(tmp_path):
+    wanted = r"arxiv11 cannot be found: .*train.jsonl.xz is not there; get it from https://huggingface.co/datasets/ccdv"
+    refused(wanted, "arxiv11", data_dir=tmp_path)
+    refused("'mnist' is no data set; use one of fashion_mnist, imdb", "mnist", data_dir=tmp_path)
+    refused("food101 has no split 'valid'; use one of train, test", split="valid", data_dir=tmp_path)
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    def unreachable(url, timeout):
+        raise urllib.error.URLError("no route to host")
+
+    monkeypatch.setattr(store.urllib.request, "urlopen", unreachable)
+
+
+@pytest.mark.usefixtures("no_network")
+def test_without_a_network(tmp_path):
+    refused(r"imdb cannot be found: .* cannot be reached \(no route to host\); get it from", "imdb", data_dir=tmp_path)
+    assert not list((tmp_path / "imdb").iterdir())
+
+
+class Response:
+    """What a server sends: all of it, or less than it has said."""
+
+    def __init__(self, data, size):
+        self.data, self.headers = data, {"Content-Length": str(size)}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *args):
+        pass
+
+    def read(self, count):
+        data, self.data = self.data[:count], self.data[count:]
+        return data
+
+
+def test_a_set_is_loaded_from_its_home(tmp_path, monkeypatch):
+    write_imdb(tmp_path / "home", {("train", "pos"): ["good"], ("test", "neg"): ["bad"]})
+    data = (tmp_path / "home/imdb/aclImdb.tar.gz").read_bytes()
+    monkeypatch.setattr(store.urllib.request, "urlopen", lambda url, timeout: Response(data[:-5], len(data)))
+    refused("it ended after", "imdb", data_dir=tmp_path)
+    assert not list((tmp_path / "imdb").iterdir())
+    monkeypatch.setattr(store.urllib.request, "urlopen", lambda url, timeout: Response(data, len(data)))
+    assert store.open_split("imdb", "train", tmp_path)[0]["text"] == b"good"
+
+
+def test_a_damaged_raw_file(pack_dir):
+    path = pack_dir / PACK / "food10.npz"
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    refused(r"a raw file of food101 in .* is damaged \(.*\); get it again from", data_dir=pack_dir)
+    assert not prepared(pack_dir).exists()
+    assert not list((pack_dir / "prepared").glob(f"*{store.PARTIAL}"))
+    path.write_bytes(whole)
+    assert len(store.open_split(PACK, "train", pack_dir)) == 6
+
+
+def test_check_sums_of_raw_files(pack_dir):
+    data = (pack_dir / PACK / "food10.npz").read_bytes()
+    sums = pack_dir / raw.SUMS
+    sums.write_text(f"{'0' * 64}  ./{PACK}/food10.npz\n")
+    refused(r"food10.npz is damaged \(its SHA-256 is .*, it must be 0000", data_dir=pack_dir)
+    sums.write_text(f"{hashlib.sha256(data).hexdigest()}  ./{PACK}/food10.npz\n")
+    assert len(store.open_split(PACK, "train", pack_dir)) == 6
+
+
+def test_what_was_killed_is_not_taken_for_whole(pack_dir, monkeypatch):
+    """Whenever preparation ends early, the set is not there; the next one starts anew and cleans up."""
+
+    def killed(self, target):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.pathlib.Path, "rename", killed)
+        patch.setattr(store.shutil, "rmtree", lambda *args, **kwargs: None)  # as after SIGKILL
+        with pytest.raises(KeyboardInterrupt):
+            store.open_split(PACK, "train", pack_dir)
+    assert not prepared(pack_dir).exists()
+    assert list((pack_dir / "prepared").glob(f".*{store.PARTIAL}"))
+    assert len(store.open_split(PACK, "train", pack_dir)) == 6
+    assert not list((pack_dir / "prepared").glob(f".*{store.PARTIAL}"))
+
+
+def test_a_damaged_prepared_set(pack_dir):
+    store.open_split(PACK, "train", pack_dir)
+    directory = prepared(pack_dir)
+    manifest = directory / store.MANIFEST
+    record = next(path for path in directory.iterdir() if "array_record" in path.name)
+    whole = record.read_bytes()
+    record.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    refused(r"array_record.* is damaged; remove the directory, and it is prepared anew", data_dir=pack_dir)
+    record.unlink()
+    refused(r"array_record.* is missing; remove the directory", data_dir=pack_dir)
+    manifest.write_text("{")
+    refused(r"checksums.json is damaged \(.*\); remove the directory", data_dir=pack_dir)
+    manifest.unlink()
+    refused(r"is not complete \(it has no .*\); remove the directory", data_dir=pack_dir)
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_set_of_an_older_version(pack_dir):
+    store.open_split(PACK, "train", pack_dir)
+    prepared(pack_dir).rename(prepared(pack_dir).with_name("0.9.0"))
+    store._open.cache_clear()
+    assert len(store.open_split(PACK, "train", pack_dir)) == 6  # made anew of the raw files
+    shutil.rmtree(prepared(pack_dir))
+    shutil.rmtree(pack_dir / PACK)
+    refused(r"it was prepared by version 0.9.0 and 1.0.0 is needed, for which .*food10.npz", data_dir=pack_dir)
+
+
+def test_directories_that_cannot_be_written(pack_dir, monkeypatch):
+    pack_dir.chmod(0o555)
+    refused(r"cannot be written to, and food101 has to be prepared; .* set ELSAA_PREPARED_DIR", data_dir=pack_dir)
+    pack_dir.chmod(0o755)
+    (pack_dir / "prepared").write_text("a file")
+    refused(r"prepared cannot be used for data \(.*\); give a --data-dir that can", data_dir=pack_dir)
+
+
+def test_a_full_disk(pack_dir, monkeypatch):
+    from experiments.engine.data import builder
+
+    def full(*args):
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(builder, "build", full)
+    refused(r"data cannot be written to .* \(No space left on device\); make room", data_dir=pack_dir)
+    assert not prepared(pack_dir).exists()
+
+
+def test_the_manifest_names_what_the_set_was_made_of(pack_dir):
+    store.open_split(PACK, "train", pack_dir)
+    manifest = json.loads((prepared(pack_dir) / store.MANIFEST).read_text())
+    assert manifest["raw"] == {"food10.npz": raw.sha256_of(pack_dir / PACK / "food10.npz")}
+    assert manifest["version"] == "1.0.0"
+
+
+@needs_real_data
+@pytest.mark.parametrize(
+    ("name", "counts", "classes"),
+    [("flowers102", (1020, 1020), 102), ("food101", (1000, 300), 10), ("oxford_pets", (3680, 3669), 37)],
+)
+def test_published_splits_of_images(name, counts, classes):
+    data_set, folder = catalog.find(name), real(name)
+    for split, count in zip(data_set.splits, counts, strict=True):
+        labels = [example["label"] for _, example in raw.examples(data_set, data_set.forms[0], folder, split)]
+        assert len(labels) == count
+        assert set(labels) == set(range(classes))
