@@ -92,6 +92,63 @@ def panels(path: pathlib.Path, parts: Sequence[Panel]) -> bool:
     return True
 
 
+def curves_over_steps(path: pathlib.Path, panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]]) -> bool:
+    """Curves over the steps of training: (step, value) of each curve, by panel and name.
+
+    Returns:
+      Whether it was drawn: False without matplotlib.
+    """
+    plt = _pyplot()
+    if plt is None:
+        return False
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(4.5 * columns, 3.2 * rows), layout="constrained", squeeze=False, sharex=True
+    )
+    names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
+    for axes in grid.flat[len(panels) :]:
+        axes.axis("off")
+    for axes, (title, curves) in zip(grid.flat, panels.items(), strict=False):
+        for name, points in curves.items():
+            steps, values = zip(*points, strict=True)
+            axes.plot(steps, values, linewidth=1, color=f"C{names.index(name)}", label=name)
+        axes.set(title=title, xlabel="step")
+        axes.legend(fontsize="x-small")
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return True
+
+
+def bars(path: pathlib.Path, groups: Mapping[str, Mapping[str, tuple[float, float, float]]], label: str) -> bool:
+    """Bars with intervals: (value, low, high) by group and name; a name has one colour in all groups.
+
+    Returns:
+      Whether it was drawn: False without matplotlib.
+    """
+    plt = _pyplot()
+    if plt is None:
+        return False
+    names = list(dict.fromkeys(name for members in groups.values() for name in members))
+    figure, axes = plt.subplots(figsize=(2 + 1.6 * len(groups), 4), layout="constrained")
+    width = 0.8 / len(names)
+    for index, name in enumerate(names):
+        found = [(place, members[name]) for place, members in enumerate(groups.values()) if name in members]
+        places = [place + (index - (len(names) - 1) / 2) * width for place, _ in found]
+        values = [value for _, (value, _, _) in found]
+        errors = [
+            [value - low for _, (value, low, _) in found],
+            [high - value for _, (value, _, high) in found],
+        ]
+        axes.bar(places, values, width, yerr=errors, color=f"C{index}", label=name, error_kw={"linewidth": 1})
+    axes.set_xticks(range(len(groups)), list(groups), rotation=20, ha="right")
+    axes.set(ylabel=label, ylim=(0, None))
+    axes.legend(fontsize="small", ncols=len(names))
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return True
+
+
 def heat_map(path: pathlib.Path, cells: Mapping[tuple[int, float], float], *, title: str) -> bool:
     """Accuracy over length and depth of the needle.
 

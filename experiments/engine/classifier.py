@@ -1,0 +1,146 @@
+"""The classifier: a transformer over tokens or over the patches of an image, read out at one place."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from elsaa_jax import ElsaaConfig
+from elsaa_jax.config import check_bool, check_choice, check_int
+from elsaa_jax.types import AttentionKind
+from experiments.engine.transformer import Attention, ModelConfig, add_positions, blocks
+
+Readout = Literal["class", "first", "mean", "last", "halves"]
+READOUTS = ("class", "first", "mean", "last", "halves")
+SOWN = ("multiplier", "lam", "gate_sparse", "gate_low_rank", "sparse_log_mass", "low_rank_log_mass", "log_mass")
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassifierConfig(ModelConfig):
+    """Sizes of a classifier.
+
+    Attributes:
+      readout: where the class is read: at a learned "class" token put in front, at the "first" or the "last" token, of
+        the "mean" of all, or of the means of both "halves", their product and their distance.
+      patch_size: side of a patch, where the input is an image.
+      patch_margin: pixels around a patch that its token sees as well; 0: patches do not overlap.
+      qkv_bias: whether the projections of attention have biases.
+      is_causal: whether a token sees the past alone.
+    """
+
+    readout: Readout = "mean"
+    patch_size: int = 1
+    patch_margin: int = 0
+    qkv_bias: bool = False
+    is_causal: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("ClassifierConfig.readout", self.readout, READOUTS)
+        check_int("ClassifierConfig.patch_size", self.patch_size, 1)
+        check_int("ClassifierConfig.patch_margin", self.patch_margin, 0)
+        check_bool("ClassifierConfig.qkv_bias", self.qkv_bias)
+        check_bool("ClassifierConfig.is_causal", self.is_causal)
+        if self.is_causal and self.readout in ("class", "first"):
+            raise ValueError(
+                f"ClassifierConfig.readout is {self.readout!r}, and a causal model sees nothing there; use 'last' or "
+                "'mean'"
+            )
+
+
+class Classifier(nn.Module):
+    """A pre-LN transformer that gives one answer for its input.
+
+    Attributes:
+      sizes: of the model.
+      num_classes: of the answer.
+      vocabulary: number of tokens, where the input is tokens.
+      attention: which attention, by name.
+      config: of the attention.
+    """
+
+    sizes: ClassifierConfig
+    num_classes: int
+    vocabulary: int = 1
+    attention: AttentionKind = "elsaa"
+    config: ElsaaConfig = ElsaaConfig()
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array, deterministic: bool = True, sow_weights: bool = False) -> jax.Array:
+        """Logits of the classes.
+
+        Args:
+          inputs: tokens (B, S) int32, or images (B, height, width, channels) float32.
+          deterministic: no dropout, neither of outputs nor of branches.
+          sow_weights: whether gates, lambda, multiplier and masses go into "intermediates".
+
+        Returns:
+          (B, num_classes) float32.
+        """
+        sizes, dtype = self.sizes, jnp.dtype(self.sizes.dtype)
+        if inputs.ndim == 2:
+            x = nn.Embed(self.vocabulary, sizes.width, dtype=dtype, name="embed")(inputs)
+        else:
+            x = self._patches(inputs.astype(dtype))
+        if sizes.readout == "class":
+            token = self.param("class_token", nn.initializers.normal(0.02), (sizes.width,)).astype(dtype)
+            x = jnp.concatenate([jnp.broadcast_to(token[None, None], (x.shape[0], 1, sizes.width)), x], axis=1)
+        x = nn.Dropout(sizes.dropout_rate, deterministic=deterministic)(add_positions(self, sizes, x))
+        attention = Attention(self.attention, self.config, sizes.is_causal, sizes.qkv_bias, sow_weights)
+        num_outputs = 1 if sizes.is_causal and sizes.readout == "last" else None
+        first_alone = sizes.readout in ("class", "first")
+        x = _read(sizes.readout, blocks(sizes, attention, x, num_outputs, deterministic, first_alone=first_alone))
+        return nn.Dense(self.num_classes, dtype=dtype, name="head")(x).astype(jnp.float32)
+
+    def _patches(self, images: jax.Array) -> jax.Array:
+        """(B, height, width, channels) -> (B, patches, width), in raster order."""
+        size, margin = self.sizes.patch_size, self.sizes.patch_margin
+        side = size + 2 * margin
+        project = nn.Conv(
+            self.sizes.width, (side, side), (size, size), padding=margin, dtype=images.dtype, name="patches"
+        )
+        x = project(images)
+        return x.reshape(x.shape[0], -1, x.shape[-1])
+
+
+def _read(readout: Readout, x: jax.Array) -> jax.Array:
+    """(B, S, width) -> (B, features)."""
+    if readout == "mean":
+        return jnp.mean(x, axis=1)
+    if readout == "halves":
+        half = x.shape[1] // 2
+        one, other = jnp.mean(x[:, :half], axis=1), jnp.mean(x[:, half:], axis=1)
+        return jnp.concatenate([one, other, one * other, jnp.abs(one - other)], axis=-1)
+    return x[:, -1 if readout == "last" else 0]
+
+
+def init(model: Classifier, rng: jax.Array, inputs: jax.ShapeDtypeStruct) -> dict[str, Any]:
+    """The variables of a model before training, "params" and "hashes"; `inputs` is one example."""
+    params_rng, hashes_rng = jax.random.split(rng)
+    zeros = jnp.zeros((1, *inputs.shape), inputs.dtype)
+    return dict(model.init({"params": params_rng, "hashes": hashes_rng}, zeros))
+
+
+def apply_training(
+    model: Classifier, variables: dict[str, Any], inputs: jax.Array, rng: jax.Array
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """The logits in training, and the mean of what each layer has sown, by the name `layer_0/multiplier`."""
+    logits, state = model.apply(variables, inputs, False, True, rngs={"dropout": rng}, mutable=["intermediates"])
+    means: dict[str, jax.Array] = {}
+    for layer in range(model.sizes.num_layers):
+        sown: Any = state["intermediates"].get(f"attention_{layer}", {})
+        means |= {f"layer_{layer}/{name}": jnp.mean(sown[name][0]) for name in SOWN if name in sown}
+    return logits, means
+
+
+def layer_means(record: dict[str, Any]) -> dict[str, list[float]]:
+    """What a line of metrics has of what was sown: the values of all layers, by name."""
+    found: dict[str, list[float]] = {}
+    for name in SOWN:
+        while (key := f"layer_{len(found.get(name, []))}/{name}") in record:
+            found.setdefault(name, []).append(record[key])
+    return found

@@ -1,0 +1,72 @@
+"""Text retrieval: whether two long texts of ArXiv papers are from one archive.
+
+Claim: exact attention fails to learn it at 64,000 tokens, ELSAA and RACE do not.
+
+Command: python -m experiments.retrieval --attention elsaa,exact
+
+An input is `[CLS] a [SEP] b`, 64,000 tokens in the paper's preset and 1,024 in that for a CPU; a and b have no paper in
+common. It is read at [CLS]; in the preset for a CPU by comparing the means of both halves, which needs fewer steps.
+docs/results/paper.md has the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from experiments.arxiv import CPU_CONFIG, CPU_VOCABULARY, PAPER_CONFIG, VOCABULARY
+from experiments.engine import cli, suite
+from experiments.engine.classifier import ClassifierConfig
+from experiments.engine.data.examples import PairData
+from experiments.engine.results import Rows
+from experiments.engine.suite import PAPER_DROPOUT, Preset
+
+TASK = "retrieval"
+LENGTH, CPU_LENGTH = 64_000, 1024
+
+PRESETS = {
+    "paper": Preset(
+        sizes=ClassifierConfig(
+            width=256,
+            num_layers=4,
+            num_heads=4,
+            mlp_width=1024,
+            positions="learned",
+            num_positions=LENGTH,
+            dropout_rate=PAPER_DROPOUT,
+            readout="first",
+        ),
+        config=PAPER_CONFIG,
+        data=PairData(LENGTH, VOCABULARY),
+        batch_size=4,
+        accumulate=16,
+        learning_rate=3e-4,
+        weight_decay=0.01,
+        epochs=50,
+        warmup=0.1,
+    ),
+    "cpu": Preset(
+        sizes=ClassifierConfig(width=64, num_layers=1, num_heads=2, mlp_width=128, readout="halves"),
+        config=CPU_CONFIG,
+        data=PairData(CPU_LENGTH, CPU_VOCABULARY, train_pairs=100_000),
+        batch_size=16,
+        learning_rate=2e-3,
+        weight_decay=0.05,
+        steps=500,
+        decay="cosine",
+        b2=0.98,
+    ),
+}
+
+
+def make_parser() -> cli.Parser:
+    """The command line."""
+    return suite.make_parser("Text retrieval: two long texts of one archive or not.")
+
+
+def run(arguments: argparse.Namespace) -> Rows:
+    """Trains and evaluates every attention, and reports."""
+    return suite.run(TASK, PRESETS, arguments)
+
+
+if __name__ == "__main__":
+    cli.main(lambda: run(make_parser().parse()))

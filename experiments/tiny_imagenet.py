@@ -1,0 +1,90 @@
+"""Tiny ImageNet, causal: 1,024 patches in raster order, read at the last one.
+
+Claim: causal ELSAA is as good as causal exact attention and causal RACE at 1,024 tokens.
+
+Command: python -m experiments.tiny_imagenet --attention elsaa,exact
+
+A patch sees those before it alone, so the class is read at the last patch: a class token in front would see nothing.
+docs/results/paper.md has the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from elsaa_jax import ElsaaConfig, FusionConfig, RaceConfig, SortLshConfig
+from experiments.engine import cli, suite
+from experiments.engine.classifier import ClassifierConfig
+from experiments.engine.data.examples import ImageData
+from experiments.engine.results import Rows
+from experiments.engine.suite import PAPER_DROPOUT, Preset, paper_attention
+
+TASK = "tiny_imagenet"
+CLASSES = 200
+LENGTH = 1024
+DATA = ImageData("tiny_imagenet", CLASSES, size=64, patch_size=2)
+
+PRESETS = {
+    "paper": Preset(
+        sizes=ClassifierConfig(
+            width=256,
+            num_layers=4,
+            num_heads=4,
+            mlp_width=1024,
+            positions="learned",
+            num_positions=LENGTH,
+            dropout_rate=PAPER_DROPOUT,
+            readout="last",
+            patch_size=2,
+            is_causal=True,
+        ),
+        config=paper_attention(bits=2, tables=5, ensembles=1, lsh_bits=4, block=32, min_length=256, gate=128, chunk=64),
+        data=DATA,
+        batch_size=128,
+        learning_rate=3e-4,
+        weight_decay=0.05,
+        epochs=50,
+        warmup=0.05,
+    ),
+    "cpu": Preset(
+        sizes=ClassifierConfig(
+            width=48,
+            num_layers=2,
+            num_heads=2,
+            mlp_width=96,
+            positions="learned",
+            num_positions=LENGTH,
+            readout="last",
+            patch_size=2,
+            patch_margin=3,
+            is_causal=True,
+        ),
+        config=ElsaaConfig(
+            race=RaceConfig(num_tables=5, num_bits=2, chunk_size=128),
+            sparse=SortLshConfig(num_bits=4, block_size=32, min_length=128),
+            fusion=FusionConfig(gate_hidden=16),
+        ),
+        data=ImageData("tiny_imagenet", CLASSES, size=64, patch_size=2, area=(0.5, 1.0)),
+        batch_size=16,
+        learning_rate=3e-3,
+        weight_decay=0.05,
+        steps=500,
+        decay="cosine",
+        b2=0.98,
+        evaluated=1000,
+    ),
+}
+
+
+def make_parser() -> cli.Parser:
+    """The command line."""
+    return suite.make_parser("Tiny ImageNet, causal, in raster order.")
+
+
+def run(arguments: argparse.Namespace) -> Rows:
+    """Trains and evaluates every attention, and reports."""
+    return suite.run(TASK, PRESETS, arguments)
+
+
+if __name__ == "__main__":
+    cli.main(lambda: run(make_parser().parse()))

@@ -1,0 +1,106 @@
+"""The paper's presets beside the tables 6 and 7 of its appendix, and what every preset must hold."""
+
+import jax
+import pytest
+
+from experiments import arxiv, imdb, retrieval, tiny_imagenet, vision
+from experiments.engine.classification import Classification
+from experiments.engine.suite import COMPARED
+from experiments.engine.transformer import count_parameters
+
+ALL = {
+    "imdb": imdb.PRESETS,
+    **vision.PRESETS,
+    **{arxiv.task_of(variant): presets for variant, presets in arxiv.VARIANTS.items()},
+    "retrieval": retrieval.PRESETS,
+    "tiny_imagenet": tiny_imagenet.PRESETS,
+}
+
+# Table 6, as it is printed: N, layers, heads, d, MLP dim, batch, accumulation, rate, weight decay, epochs.
+TABLE_6 = {
+    "imdb": (512, 1, 2, 128, 512, 32, 1, 1e-5, 5e-5, 150),
+    "fashion_mnist": (784, 2, 4, 384, 1536, 32, 1, 6e-4, 0.1, 150),
+    "oxford_pets": (16_384, 2, 4, 384, 1536, 32, 1, 6e-4, 0.1, 150),
+    "flowers102": (16_384, 2, 4, 384, 1536, 32, 1, 6e-4, 0.1, 150),
+    "food101": (16_384, 8, 8, 512, 2048, 8, 4, 3e-4, 0.001, 100),
+    "arxiv_full_32k": (32_000, 4, 4, 256, 1024, 8, 16, 3e-4, 0.01, 33),
+    "retrieval": (64_000, 4, 4, 256, 1024, 4, 16, 3e-4, 0.01, 50),
+}
+# Table 7: RACE bits, tables, ensembles; sortLSH bits, block, min length, neighbours; gate; eps.
+ARXIV, IMDB, VISION = (
+    (4, 4, 1, 5, 256, 4096, 0, 64, 1e-6),
+    (3, 2, 2, 5, 32, 256, 0, 64, 1e-6),
+    (2, 5, 1, 4, 32, 256, 0, 128, 1e-6),
+)
+TABLE_7 = {
+    "imdb": IMDB,
+    **dict.fromkeys(vision.PRESETS, VISION),
+    "arxiv_full_32k": ARXIV,
+    "retrieval": ARXIV,
+}
+
+
+@pytest.mark.parametrize("task", TABLE_6)
+def test_the_paper_presets_are_its_tables(task):
+    preset = ALL[task]["paper"]
+    sizes, config = preset.sizes, preset.config
+    assert (
+        preset.data.length,
+        sizes.num_layers,
+        sizes.num_heads,
+        sizes.width,
+        sizes.mlp_width,
+        preset.batch_size,
+        preset.accumulate,
+        preset.learning_rate,
+        preset.weight_decay,
+        preset.epochs,
+    ) == TABLE_6[task]
+    race, sparse, fusion = config.race, config.sparse, config.fusion
+    assert (
+        race.num_bits,
+        race.num_tables,
+        race.num_ensembles,
+        sparse.num_bits,
+        sparse.block_size,
+        sparse.min_length,
+        sparse.num_neighbors,
+        fusion.gate_hidden,
+        fusion.eps,
+    ) == TABLE_7[task]
+    assert (fusion.kind, fusion.lambda_kind, fusion.lambda_init) == ("elsaa", "scalar", 1.0)
+    assert sizes.dropout_rate == 0.1
+    assert not sizes.qkv_bias
+    assert not sizes.is_causal
+
+
+def test_what_the_appendix_says_beside_its_tables():
+    assert retrieval.PRESETS["paper"].data.train_pairs == 4000
+    assert retrieval.PRESETS["paper"].data.test_pairs == 1000
+    assert arxiv.PAPER.data.vocabulary == 50_000
+    assert imdb.PRESETS["paper"].data.augmentation_rate == 0.05
+    fashion = vision.PRESETS["fashion_mnist"]["paper"]
+    assert (fashion.data.size, fashion.data.patch_size, fashion.data.augmentation) == (28, 1, "padded_crop")
+    for name in ("oxford_pets", "flowers102", "food101"):
+        preset = vision.PRESETS[name]["paper"]
+        assert (preset.data.size, preset.data.patch_size) == (512, 4)
+        assert (preset.data.augmentation, preset.data.area) == ("resized_crop", (0.08, 1.0))
+        assert (preset.sizes.readout, preset.sizes.positions) == ("class", "learned")
+        assert preset.sizes.num_positions == 16_385
+    for task, length in (("arxiv_causal_32k", 32_000), ("arxiv_causal_64k", 64_000), ("tiny_imagenet", 1024)):
+        sizes = ALL[task]["paper"].sizes
+        assert ALL[task]["paper"].data.length == length
+        assert (sizes.is_causal, sizes.readout) == (True, "last")
+
+
+@pytest.mark.parametrize("preset", ["paper", "cpu"])
+@pytest.mark.parametrize("task", ALL)
+def test_all_methods_have_models_of_one_size(task, preset):
+    chosen = ALL[task][preset]
+    counts = {}
+    for attention in COMPARED:
+        run = Classification(task, preset, attention, chosen.config, chosen.sizes, chosen.data, 0)
+        counts[attention] = count_parameters(jax.eval_shape(run.init, jax.random.key(0)))
+    assert max(counts.values()) <= 1.1 * min(counts.values()), counts
+    if chosen.sizes.positions == "learned":
+        assert chosen.sizes.num_positions == chosen.data.length + (chosen.sizes.readout == "class")

@@ -1,0 +1,151 @@
+"""An experiment in small, from raw files to its results; and that it learns."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments import retrieval, vision
+from experiments.engine import suite
+from experiments.engine.classification import Classification
+from experiments.engine.classifier import ClassifierConfig
+from experiments.engine.data.examples import ImageData, PairData, PaperData
+from tests.engine.data.raw_sets import paper_text, write_arxiv, write_pack
+
+COLUMNS = {
+    "task",
+    "attention",
+    "seed",
+    "preset",
+    "length",
+    "steps",
+    "parameters",
+    "train_accuracy",
+    "test_accuracy",
+    "n_test",
+    "low",
+    "high",
+    "seconds",
+}
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A data dir with bright and dark images, and a preset that tells them apart in a few steps."""
+    data_dir = tmp_path_factory.mktemp("data")
+    write_pack(data_dir, "food101", count=16)
+    preset = suite.Preset(
+        sizes=ClassifierConfig(width=8, num_layers=1, num_heads=2, mlp_width=8, readout="class", patch_size=4),
+        config=vision.CPU_CONFIG,
+        data=ImageData("food101", 2, size=8, patch_size=4),
+        batch_size=8,
+        learning_rate=3e-2,
+        weight_decay=0.0,
+        steps=12,
+        checkpoint_every=5,
+    )
+    return data_dir, {"cpu": preset}
+
+
+def run(tiny, workdir, *flags):
+    data_dir, presets = tiny
+    arguments = suite.make_parser("Tiny.").parse(
+        ["--data-dir", str(data_dir), "--workdir", str(workdir), "--preset", "cpu", *flags]
+    )
+    return suite.run("tiny", presets, arguments)
+
+
+@pytest.fixture(scope="module")
+def finished(tiny, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("runs")
+    return workdir, run(tiny, workdir, "--attention", "elsaa,exact")
+
+
+def test_results_of_every_run(tiny, finished, capsys):
+    workdir, rows = finished
+    assert [row["attention"] for row in rows] == ["elsaa", "exact"]
+    for row in rows:
+        assert set(row) >= COLUMNS
+        assert (row["task"], row["preset"], row["length"], row["steps"], row["n_test"]) == ("tiny", "cpu", 4, 12, 4)
+        assert row["test_accuracy"] == row["train_accuracy"] == 1.0
+        assert 0 < row["low"] < row["high"] == 1.0
+        assert 0 <= row["waited"] <= row["seconds"]
+    assert json.loads((workdir / "results.json").read_text())["rows"] == rows
+    assert (workdir / "branches.png").stat().st_size > 1000
+    assert run(tiny, workdir, "--attention", "elsaa", "--eval-only") == rows[:1]
+    assert "| elsaa" in capsys.readouterr().out
+
+
+def test_the_last_means_of_the_branches(finished):
+    found = suite.diagnostics(finished[0])
+    assert set(found) == {"elsaa-0", "exact-0"}
+    assert set(found["exact-0"]) == {"log_mass"}
+    assert len(found["elsaa-0"]["multiplier"]) == 1
+    metrics = [json.loads(line) for line in (finished[0] / "elsaa-0/metrics.jsonl").read_text().splitlines()]
+    assert found["elsaa-0"]["multiplier"] == [metrics[-1]["layer_0/multiplier"]]
+
+
+def test_a_run_goes_on_in_the_middle_of_an_epoch(tiny, tmp_path, monkeypatch):
+    """12 training images in batches of 8: step 5 lies in the middle of the fourth epoch."""
+    seen = []
+    training = ImageData.training
+
+    def recorded(self, position, count, seed, rng):
+        seen.append(position)
+        if position == 56 and seen.count(56) == 1:
+            raise OSError("the disk is gone")
+        return training(self, position, count, seed, rng)
+
+    monkeypatch.setattr(ImageData, "training", recorded)
+    with pytest.raises(OSError, match="the disk is gone"):
+        run(tiny, tmp_path / "cut", "--attention", "exact", "--seed", "1")
+    seen.clear()
+    seen.append(56)
+    run(tiny, tmp_path / "cut", "--attention", "exact", "--seed", "1")
+    assert seen[1:] == [40, 48, 56, 64, 72, 80, 88]
+    run(tiny, tmp_path / "whole", "--attention", "exact", "--seed", "1")
+    cut, whole = ((tmp_path / name / "exact-1/metrics.jsonl").read_bytes() for name in ("cut", "whole"))
+    assert cut == whole
+
+
+def test_flags_win_over_the_preset(tiny):
+    data_dir, presets = tiny
+    parser = suite.make_parser("Tiny.")
+
+    def config(*flags, **changes):
+        arguments = parser.parse(["--data-dir", str(data_dir), *flags])
+        preset = suite.dataclasses.replace(presets["cpu"], **changes)
+        return suite.run_config("tiny", "cpu", preset, "elsaa", arguments).train
+
+    assert (config().total_steps, config().stages[0].batch_size, config().accumulate) == (12, 8, 1)
+    paper = config(steps=None, epochs=3, accumulate=2, warmup=0.5)
+    assert (paper.total_steps, paper.stages[0].batch_size, paper.accumulate) == (3, 16, 2)
+    assert paper.warmup_steps == 2
+    given = config("--steps", "7", "--batch-size", "4", steps=None, epochs=3, accumulate=2)
+    assert (given.total_steps, given.stages[0].batch_size, given.accumulate) == (7, 4, 1)
+    with pytest.raises(ValueError, match=r"Preset.epochs is 3 and steps is 12; give one of them"):
+        config(epochs=3)
+
+
+def test_batches_are_the_same_for_every_method(tmp_path):
+    texts = {
+        split: [(label, paper_text(start + index, label)) for label in range(11) for index in range(2)]
+        for split, start in (("train", 0), ("valid", 10), ("test", 20))
+    }
+    write_arxiv(tmp_path, texts)
+    for data in (PaperData(300, 500, data_dir=str(tmp_path)), PairData(300, 500, 40, 20, data_dir=str(tmp_path))):
+        preset = retrieval.PRESETS["cpu"]
+        stage = suite.Stage(1, 300, 6)
+        batches = [
+            Classification("t", "cpu", name, preset.config, preset.sizes, data, 3).batch(
+                stage, 12, np.random.default_rng(0)
+            )
+            for name in ("elsaa", "exact")
+        ]
+        for name in ("inputs", "labels"):
+            np.testing.assert_array_equal(batches[0][name], batches[1][name])
+        assert batches[0]["inputs"].shape == (6, 300)
+        assert data.count("test") > 0
+        inputs, labels = data.read("test", np.arange(3))
+        assert inputs.shape == (3, 300)
+        assert labels.shape == (3,)
