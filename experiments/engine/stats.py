@@ -33,3 +33,15 @@ def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, f
     mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / math.sqrt(count)
     half = float(stats.t.ppf(0.975, count - 1)) * error
     return mean, mean - half, mean + half
+
+
+def difference_interval(share: float, n: int, other: float, other_n: int) -> tuple[float, float]:
+    """Newcombe's interval of the difference of two proportions, made of their score intervals, with 95 % confidence."""
+    (low, high), (other_low, other_high) = (
+        wilson_interval(round(share * n), n),
+        wilson_interval(round(other * other_n), other_n),
+    )
+    difference = share - other
+    down = math.hypot(share - low, other_high - other)
+    up = math.hypot(high - share, other - other_low)
+    return difference - down, difference + up
