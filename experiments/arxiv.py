@@ -39,12 +39,14 @@ CPU_CONFIG = ElsaaConfig(
 )
 
 
-def _causal(preset: Preset, length: int, base: int, **changes: Any) -> Preset:
+def _causal(preset: Preset, length: int, base: int, layers: int, **changes: Any) -> Preset:
     """A preset at another length, where a token sees the past alone and the last one is read."""
     sparse = dataclasses.replace(preset.config.sparse, min_length=base)
     return dataclasses.replace(
         preset,
-        sizes=dataclasses.replace(preset.sizes, is_causal=True, readout="last", num_positions=length),
+        sizes=dataclasses.replace(
+            preset.sizes, is_causal=True, readout="last", num_positions=length, num_layers=layers
+        ),
         config=dataclasses.replace(preset.config, sparse=sparse),
         data=dataclasses.replace(preset.data, length=length),
         **changes,
@@ -77,12 +79,12 @@ CPU = Preset(
 VARIANTS = {
     "full_32k": {"paper": PAPER, "cpu": CPU},
     "causal_32k": {
-        "paper": _causal(PAPER, 32_000, base=2048, warmup=0.05),
-        "cpu": _causal(CPU, 2048, base=256),
+        "paper": _causal(PAPER, 32_000, base=2048, layers=4, warmup=0.05),
+        "cpu": _causal(CPU, 2048, base=256, layers=2),
     },
     "causal_64k": {
-        "paper": _causal(PAPER, 64_000, base=8192, warmup=0.05),
-        "cpu": _causal(CPU, 4096, base=512, batch_size=4),
+        "paper": _causal(PAPER, 64_000, base=8192, layers=4, warmup=0.05),
+        "cpu": _causal(CPU, 4096, base=512, layers=2, batch_size=4),
     },
 }
 

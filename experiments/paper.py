@@ -144,15 +144,9 @@ def write_report(rows: Rows, niah: Rows, workdir: pathlib.Path, out: pathlib.Pat
     out.mkdir(parents=True, exist_ok=True)
     written = [out / REPORT, out / ROWS]
     accuracy, branches = out / "paper_accuracy.png", out / "paper_branches.png"
-    bars = {
-        task: {
-            name: (found.accuracy, *found.interval)
-            for name in COMPARED
-            if (found := summarize(rows).get((task, name))) is not None
-        }
-        for task in TASKS
-    }
-    bars = {task: members for task, members in bars.items() if members}
+    bars: dict[str, dict[str, tuple[float, float, float]]] = {}
+    for (task, name), found in summarize(rows).items():
+        bars.setdefault(task, {})[name] = (found.accuracy, *found.interval)
     if bars and pictures.bars(accuracy, bars, "test accuracy"):
         written.append(accuracy)
     sown = branch_means(workdir)

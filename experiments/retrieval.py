@@ -54,6 +54,7 @@ PRESETS = {
         steps=500,
         decay="cosine",
         b2=0.98,
+        evaluated=1000,
     ),
 }
 

@@ -88,7 +88,7 @@ class Classification:
 
     def validate(self, variables: dict[str, Any]) -> dict[str, float]:
         """Accuracy on training examples: the sets have no third split, and no checkpoint is chosen by it."""
-        correct = self._correct(variables, "train", VALIDATION_EXAMPLES)
+        correct = self._correct(variables, "train", min(VALIDATION_EXAMPLES, self.evaluated or VALIDATION_EXAMPLES))
         return {"score": float(np.mean(correct))}
 
     def evaluations(self) -> Sequence[dict[str, Any]]:

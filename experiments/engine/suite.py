@@ -7,7 +7,7 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -17,7 +17,6 @@ from experiments.engine import cli, pictures
 from experiments.engine.classification import Classification
 from experiments.engine.classifier import ClassifierConfig, layer_means
 from experiments.engine.config import RunConfig, Stage, TrainConfig
-from experiments.engine.data.examples import ImageData, PairData, PaperData, ReviewData
 from experiments.engine.data.store import data_dir_of
 from experiments.engine.metrics import read_metrics
 from experiments.engine.parallel import is_main_process
@@ -69,7 +68,7 @@ class Preset:
     steps: int | None = None
     warmup: float = 0.1
     final_fraction: float = 0.0
-    decay: Any = "linear"
+    decay: Literal["cosine", "linear"] = "linear"
     b2: float = 0.999
     label_smoothing: float = 0.0
     evaluated: int | None = None
@@ -96,6 +95,7 @@ def make_parser(description: str) -> cli.Parser:
     """The command line of an experiment; it adds flags of its own."""
     parser = cli.Parser(description, ATTENTION_KINDS, default="elsaa")
     parser.add_argument("--preset", choices=("paper", "cpu"), help="default: cpu where there is no accelerator")
+    parser.add_argument("--examples", type=cli.integer(1), help="of each split to evaluate; default: the preset's")
     parser.set_defaults(accumulate=None)
     return parser
 
@@ -126,7 +126,7 @@ def run_config(task: str, name: str, preset: Preset, attention: str, arguments: 
         preset.sizes,
         data,
         arguments.seed,
-        preset.evaluated,
+        arguments.examples or preset.evaluated,
         preset.label_smoothing,
     )
     train = TrainConfig(
@@ -242,18 +242,3 @@ def format_rows(rows: Sequence[dict[str, Any]]) -> str:
         for row in rows
     ]
     return format_table(header, lines)
-
-
-# What the config of a run is made of.
-CLASSES = (
-    Classification,
-    ClassifierConfig,
-    ElsaaConfig,
-    RaceConfig,
-    SortLshConfig,
-    FusionConfig,
-    ReviewData,
-    PaperData,
-    PairData,
-    ImageData,
-)

@@ -1,12 +1,20 @@
 """The paper's presets beside the tables 6 and 7 of its appendix, and what every preset must hold."""
 
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
 import jax
 import pytest
 
-from experiments import arxiv, imdb, retrieval, tiny_imagenet, vision
+from experiments import arxiv, imdb, paper, retrieval, tiny_imagenet, vision
 from experiments.engine.classification import Classification
+from experiments.engine.data import store
 from experiments.engine.suite import COMPARED
 from experiments.engine.transformer import count_parameters
+from tests.engine.data.raw_sets import needs_real_data
 
 ALL = {
     "imdb": imdb.PRESETS,
@@ -104,3 +112,16 @@ def test_all_methods_have_models_of_one_size(task, preset):
     assert max(counts.values()) <= 1.1 * min(counts.values()), counts
     if chosen.sizes.positions == "learned":
         assert chosen.sizes.num_positions == chosen.data.length + (chosen.sizes.readout == "class")
+
+
+@needs_real_data
+@pytest.mark.slow
+@pytest.mark.parametrize("task", paper.TASKS)
+def test_one_step_of_the_paper_preset(task, tmp_path):
+    """In a process of its own, with one example in its batch."""
+    flags = ["--preset", "paper", "--steps", "1", "--batch-size", "1", "--examples", "2", "--workdir", str(tmp_path)]
+    root = pathlib.Path(paper.__file__).parents[1]
+    environment = os.environ | {"XLA_FLAGS": "", store.PREPARED_DIR: str(tmp_path / "prepared")}
+    subprocess.run([sys.executable, "-m", *paper.TASKS[task], *flags], check=True, cwd=root, env=environment)
+    (row,) = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert (row["task"], row["preset"], row["steps"], row["n_test"]) == (task, "paper", 1, 2)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import pathlib
 import sys
 import warnings
@@ -21,6 +24,9 @@ with warnings.catch_warnings():
         import tensorflow_datasets as tfds
     except ImportError as error:
         raise EngineError(f'data sets need {error.name}, which is not installed: pip install -e ".[data]"') from error
+
+# It recommends another decoder whenever a set is read.
+logging.getLogger("absl").addFilter(lambda record: "OpenCV" not in record.getMessage())
 
 
 def make_builder(data_set: DataSet, form: Form, folder: pathlib.Path, directory: pathlib.Path) -> Any:
@@ -59,7 +65,8 @@ def build(data_set: DataSet, form: Form, folder: pathlib.Path, directory: pathli
     if not sys.stderr.isatty():
         tfds.disable_progress_bar()
     builder = make_builder(data_set, form, folder, directory)
-    builder.download_and_prepare()
+    with contextlib.redirect_stdout(io.StringIO()):  # It tells of the directory, which is not the last one.
+        builder.download_and_prepare()
     return pathlib.Path(builder.data_dir)
 
 

@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from experiments.engine.data.reviews import as_text
 from experiments.engine.data.store import open_split
-from experiments.engine.data.text import CLASS, SEPARATOR, Vocabulary, tokenize
+from experiments.engine.data.text import CLASS, SEPARATOR, Vocabulary, as_text, tokenize
 from experiments.engine.errors import EngineError
 
 NUM_CLASSES = 11

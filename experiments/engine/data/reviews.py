@@ -8,7 +8,7 @@ import functools
 import numpy as np
 
 from experiments.engine.data.store import open_split
-from experiments.engine.data.text import Vocabulary, tokenize
+from experiments.engine.data.text import Vocabulary, as_text, tokenize
 
 NUM_CLASSES = 2
 
@@ -73,8 +73,3 @@ def load_reviews(data_dir: str | None, length: int, vocabulary: int) -> tuple[Re
         cut([words.encode(tokens) for tokens in texts[split]], labels[split], length) for split in ("train", "test")
     )
     return train, test
-
-
-def as_text(value: str | bytes) -> str:
-    """A text of a prepared set."""
-    return value.decode() if isinstance(value, bytes) else value

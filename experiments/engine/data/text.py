@@ -15,6 +15,11 @@ _BREAK = re.compile(r"<br\s*/?>")
 _SPACED = str.maketrans({c: f" {c} " for c in ".,()!?'"} | {'"': "", ";": " ", ":": " "})
 
 
+def as_text(value: str | bytes) -> str:
+    """A text of a prepared set."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
 def tokenize(text: str) -> list[str]:
     """Basic English tokens, in lower case: words, and each of . , ( ) ! ? and the apostrophe."""
     return _BREAK.sub(" ", text.lower()).translate(_SPACED).split()
