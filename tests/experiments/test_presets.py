@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import jax
+import numpy as np
 import pytest
 
 from experiments import arxiv, imdb, paper, retrieval, tiny_imagenet, vision
@@ -108,10 +109,26 @@ def test_all_methods_have_models_of_one_size(task, preset):
     counts = {}
     for attention in COMPARED:
         run = Classification(task, preset, attention, chosen.config, chosen.sizes, chosen.data, 0)
-        counts[attention] = count_parameters(jax.eval_shape(run.init, jax.random.key(0)))
+        shapes = jax.eval_shape(run.init, jax.random.key(0))
+        counts[attention] = count_parameters(shapes)
+        if attention == "elsaa":
+            assert_has_a_loss(run, shapes)
     assert max(counts.values()) <= 1.1 * min(counts.values()), counts
     if chosen.sizes.positions == "learned":
         assert chosen.sizes.num_positions == chosen.data.length + (chosen.sizes.readout == "class")
+
+
+def assert_has_a_loss(run, shapes):
+    """At the length of the preset, without computing it."""
+    params = shapes.pop("params")
+    example = run.data.example
+    batch = {
+        "inputs": jax.ShapeDtypeStruct((2, *example.shape), example.dtype),
+        "labels": jax.ShapeDtypeStruct((2,), np.int32),
+    }
+    loss, others = jax.eval_shape(run.loss, params, shapes, batch, jax.random.key(0))
+    assert loss.shape == ()
+    assert {f"layer_{run.sizes.num_layers - 1}/multiplier", "accuracy"} <= set(others)
 
 
 @needs_real_data
