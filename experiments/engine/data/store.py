@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
+import http.client
 import json
 import os
 import pathlib
@@ -148,7 +149,7 @@ def _load(data_set: DataSet, form: Form, folder: pathlib.Path, reason: str) -> s
                 continue
             try:
                 _download(file.url, folder / file.name)
-            except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+            except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
                 cause = error.reason if isinstance(error, urllib.error.URLError) else error
                 return f"{reason}, and {file.url} cannot be reached ({' '.join(str(cause).split())})"
     return ""
