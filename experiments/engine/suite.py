@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
+import numpy as np
 
 from elsaa_jax import ElsaaConfig, FusionConfig, RaceConfig, SortLshConfig
 from elsaa_jax.spec import ATTENTION_KINDS
@@ -156,9 +157,10 @@ def run(task: str, presets: Mapping[str, Preset], arguments: argparse.Namespace)
     chosen = arguments.preset or ("cpu" if jax.default_backend() == "cpu" else "paper")
     workdir = arguments.workdir or pathlib.Path("runs") / task
     configs = {name: run_config(task, chosen, presets[chosen], name, arguments) for name in arguments.attention}
+    first = next(iter(configs.values()))
+    examples = first.task.examples
+    examples.read("train", np.arange(1))  # What is loaded here is not what a step waits for.
     if is_main_process():
-        first = next(iter(configs.values()))
-        examples = first.task.examples
         print(
             f"{task}: {', '.join(configs)}; preset {chosen}; seed {arguments.seed}; {examples.length:,} tokens, "
             f"{examples.count('train'):,} training and {examples.count('test'):,} test examples; "
