@@ -57,6 +57,7 @@ PRESETS = {
             readout="last",
             patch_size=2,
             patch_margin=3,
+            grid_positions=True,
             is_causal=True,
         ),
         config=ElsaaConfig(

@@ -40,6 +40,7 @@ def _sizes(data: ImageData, layers: int, heads: int, width: int, mlp_width: int,
         readout="class",
         patch_size=data.patch_size,
         patch_margin=margin,
+        grid_positions=margin > 0,
     )
 
 

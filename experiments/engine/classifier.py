@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from elsaa_jax import ElsaaConfig
 from elsaa_jax.config import check_bool, check_choice, check_int
 from elsaa_jax.types import AttentionKind
-from experiments.engine.transformer import Attention, ModelConfig, add_positions, blocks
+from experiments.engine.transformer import NORMAL, Attention, ModelConfig, add_positions, blocks
 
 Readout = Literal["class", "first", "mean", "last", "halves"]
 READOUTS = ("class", "first", "mean", "last", "halves")
+SLOWEST_WAVE = 100.0  # patches for one radian
 SOWN = ("multiplier", "lam", "gate_sparse", "gate_low_rank", "sparse_log_mass", "low_rank_log_mass", "log_mass")
 
 
@@ -28,6 +32,8 @@ class ClassifierConfig(ModelConfig):
         the "mean" of all, or of the means of both "halves", their product and their distance.
       patch_size: side of a patch, where the input is an image.
       patch_margin: pixels around a patch that its token sees as well; 0: patches do not overlap.
+      grid_positions: whether the learned positions of patches begin as waves over rows and columns, so that neighbours
+        begin alike; at random where False.
       qkv_bias: whether the projections of attention have biases.
       is_causal: whether a token sees the past alone.
     """
@@ -35,6 +41,7 @@ class ClassifierConfig(ModelConfig):
     readout: Readout = "mean"
     patch_size: int = 1
     patch_margin: int = 0
+    grid_positions: bool = False
     qkv_bias: bool = False
     is_causal: bool = False
 
@@ -43,6 +50,12 @@ class ClassifierConfig(ModelConfig):
         check_choice("ClassifierConfig.readout", self.readout, READOUTS)
         check_int("ClassifierConfig.patch_size", self.patch_size, 1)
         check_int("ClassifierConfig.patch_margin", self.patch_margin, 0)
+        check_bool("ClassifierConfig.grid_positions", self.grid_positions)
+        if self.grid_positions and (self.positions != "learned" or self.width % 4):
+            raise ValueError(
+                f"ClassifierConfig.grid_positions is True with positions = {self.positions!r} and width = {self.width}"
+                "; it needs learned positions and a width that is a multiple of 4"
+            )
         check_bool("ClassifierConfig.qkv_bias", self.qkv_bias)
         check_bool("ClassifierConfig.is_causal", self.is_causal)
         if self.is_causal and self.readout in ("class", "first"):
@@ -89,7 +102,8 @@ class Classifier(nn.Module):
         if sizes.readout == "class":
             token = self.param("class_token", nn.initializers.normal(0.02), (sizes.width,)).astype(dtype)
             x = jnp.concatenate([jnp.broadcast_to(token[None, None], (x.shape[0], 1, sizes.width)), x], axis=1)
-        x = nn.Dropout(sizes.dropout_rate, deterministic=deterministic)(add_positions(self, sizes, x))
+        start = grid_start if sizes.grid_positions else NORMAL
+        x = nn.Dropout(sizes.dropout_rate, deterministic=deterministic)(add_positions(self, sizes, x, start))
         attention = Attention(self.attention, self.config, sizes.is_causal, sizes.qkv_bias, sow_weights)
         num_outputs = 1 if sizes.is_causal and sizes.readout == "last" else None
         first_alone = sizes.readout in ("class", "first")
@@ -105,6 +119,21 @@ class Classifier(nn.Module):
         )
         x = project(images)
         return x.reshape(x.shape[0], -1, x.shape[-1])
+
+
+def grid_start(rng: jax.Array, shape: Sequence[int], dtype: Any = jnp.float32) -> jax.Array:
+    """The start of a table (rows, width) of positions: sines and cosines over the rows and columns of a square.
+
+    What is in front of the square, a class token, begins at 0.
+    """
+    del rng
+    rows, width = shape
+    side = math.isqrt(rows)
+    rates = SLOWEST_WAVE ** (-np.arange(width // 4) / max(1, width // 4 - 1))
+    angles = np.arange(side)[:, None] * rates[None]
+    waves = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    grid = np.concatenate([np.repeat(waves, side, axis=0), np.tile(waves, (side, 1))], axis=1)
+    return jnp.asarray(np.pad(grid, ((rows - side * side, 0), (0, 0))), dtype)
 
 
 def _read(readout: Readout, x: jax.Array) -> jax.Array:

@@ -15,6 +15,7 @@ from elsaa_jax.types import AttentionKind
 
 Positions = Literal["none", "learned", "rope"]
 ROTARY_BASE = 10_000.0
+NORMAL = nn.initializers.normal(0.02)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,11 +139,13 @@ def stretch(table: Any, length: int) -> jax.Array:
     return table[low] * (1 - share) + table[jnp.minimum(low + 1, rows - 1)] * share
 
 
-def add_positions(module: nn.Module, sizes: ModelConfig, x: jax.Array) -> jax.Array:
-    """(B, S, width), with the learned positions of a module added where its sizes ask for them."""
+def add_positions(
+    module: nn.Module, sizes: ModelConfig, x: jax.Array, start: nn.initializers.Initializer = NORMAL
+) -> jax.Array:
+    """(B, S, width), with the learned positions of a module added where its sizes ask for them; `start` begins them."""
     if sizes.positions != "learned":
         return x
-    table = module.param("positions", nn.initializers.normal(0.02), (sizes.num_positions, sizes.width))
+    table = module.param("positions", start, (sizes.num_positions, sizes.width))
     return x + stretch(table, x.shape[1]).astype(x.dtype)[None]
 
 

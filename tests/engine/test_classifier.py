@@ -62,6 +62,23 @@ def test_overlapping_patches_keep_their_number():
     chex.assert_shape(model.apply(variables, jnp.zeros((3, 8, 8, 3))), (3, 5))
 
 
+def test_positions_that_begin_as_waves():
+    table = np.asarray(classifier.grid_start(jax.random.key(0), (17, 8)))
+    np.testing.assert_array_equal(table[0], 0)
+    grid = table[1:].reshape(4, 4, 8)
+    np.testing.assert_array_equal(grid[:, 0, :4], grid[:, 3, :4])  # of the row
+    np.testing.assert_array_equal(grid[0, :, 4:], grid[3, :, 4:])  # of the column
+    np.testing.assert_allclose(grid[2, 3], np.concatenate([wave(2), wave(3)]), rtol=1e-6)
+    chex.assert_shape(classifier.grid_start(jax.random.key(0), (16, 8)), (16, 8))
+    with pytest.raises(ValueError, match=r"grid_positions is True with positions = 'none' and width = 16"):
+        ClassifierConfig(**SIZES, grid_positions=True)
+
+
+def wave(place):
+    angles = place * np.array([1.0, 0.01])
+    return np.concatenate([np.sin(angles), np.cos(angles)])
+
+
 @pytest.mark.parametrize("readout", ["first", "mean", "last", "halves"])
 def test_what_is_read(readout):
     """The head gets the features of the readout: the model up to its last norm, read by hand, gives the same."""
