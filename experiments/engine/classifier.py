@@ -29,7 +29,7 @@ class ClassifierConfig(ModelConfig):
 
     Attributes:
       readout: where the class is read: at a learned "class" token put in front, at the "first" or the "last" token, of
-        the "mean" of all, or of the means of both "halves", their product and their distance.
+        the "mean" of all, or of the means of both "halves", their product and their distance, normalised.
       patch_size: side of a patch, where the input is an image.
       patch_margin: pixels around a patch that its token sees as well; 0: patches do not overlap.
       grid_positions: whether the learned positions of patches begin as waves over rows and columns, so that neighbours
@@ -108,6 +108,8 @@ class Classifier(nn.Module):
         num_outputs = 1 if sizes.is_causal and sizes.readout == "last" else None
         first_alone = sizes.readout in ("class", "first")
         x = _read(sizes.readout, blocks(sizes, attention, x, num_outputs, deterministic, first_alone=first_alone))
+        if sizes.readout == "halves":  # Means and their distance are small.
+            x = nn.LayerNorm(dtype=dtype, name="halves_norm")(x)
         return nn.Dense(self.num_classes, dtype=dtype, name="head")(x).astype(jnp.float32)
 
     def _patches(self, images: jax.Array) -> jax.Array:
