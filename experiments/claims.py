@@ -133,18 +133,23 @@ def _short(found: dict[tuple[str, str], Summary]) -> Verdict:
 
 def _needle(niah: Rows) -> Verdict:
     claim = "ELSAA finds the needle beyond the training length, RACE does not"
-    longest: dict[str, dict[str, Any]] = {}
-    for row in niah:
-        if row["n"] and row["depth"] is None and not row["distractors"] and row["attention"] in ("elsaa", "race"):
-            known = longest.get(row["attention"])
-            if known is None or row["length"] > known["length"]:
-                longest[row["attention"]] = row
-    if len(longest) < 2:
-        return Verdict(claim, MISSING, "needle in a haystack needs elsaa and race")
-    elsaa, race = longest["elsaa"], longest["race"]
+    found = needle_rows(niah)
+    common = [length for name, length in found if name == "elsaa" and ("race", length) in found]
+    if not common:
+        return Verdict(claim, MISSING, "needle in a haystack needs elsaa and race at one length")
+    elsaa, race = (found[name, max(common)] for name in ("elsaa", "race"))
     evidence = "; ".join(
-        f"{name} {100 * row['accuracy']:.1f} % of {row['n']} at {row['length']:,}" for name, row in longest.items()
+        f"{row['attention']} {100 * row['accuracy']:.1f} % of {row['n']} at {row['length']:,}" for row in (elsaa, race)
     )
-    if elsaa["length"] != race["length"] or elsaa["length"] <= elsaa["train_length"]:
-        return Verdict(claim, UNDECIDED, evidence)
+    if max(common) <= elsaa["train_length"]:
+        return Verdict(claim, UNDECIDED, f"{evidence}; it was not longer than in training")
     return Verdict(claim, HOLDS if elsaa["low"] > race["high"] else FAILS, evidence)
+
+
+def needle_rows(niah: Rows) -> dict[tuple[str, int], dict[str, Any]]:
+    """The rows of needle in a haystack by attention and length, with the needle anywhere and alone."""
+    return {
+        (row["attention"], row["length"]): row
+        for row in niah
+        if row["n"] and row["depth"] is None and not row["distractors"]
+    }

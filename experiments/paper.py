@@ -20,9 +20,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from experiments.arxiv import VARIANTS, task_of
-from experiments.claims import judge, summarize
+from experiments.claims import judge, needle_rows, summarize
 from experiments.engine import cli, pictures, suite
-from experiments.engine.errors import EngineError
+from experiments.engine.errors import EngineError, disk_errors
 from experiments.engine.progress import format_seconds
 from experiments.engine.results import Rows
 from experiments.engine.signals import StopSignals, stop_at_once
@@ -42,7 +42,7 @@ TASKS: dict[str, list[str]] = {
     "tiny_imagenet": ["experiments.tiny_imagenet"],
 }
 SEVERAL_SEEDS = ("fashion_mnist", "imdb")
-SEEDS = (0, 1, 2)
+NUM_SEEDS = 3
 REPORT, ROWS = "paper.md", "paper.json"
 
 
@@ -55,62 +55,59 @@ class Job:
     seed: int
 
 
-def jobs(tasks: Sequence[str], attentions: Sequence[str]) -> Iterator[Job]:
-    """All runs: one seed of everything first, then more seeds of elsaa and exact on the short tasks."""
+def jobs(tasks: Sequence[str], attentions: Sequence[str], first: int = 0) -> Iterator[Job]:
+    """All runs: the first seed of everything, then more seeds of elsaa and exact on the short tasks."""
     for task in tasks:
         for attention in attentions:
-            yield Job(task, attention, SEEDS[0])
-    for seed in SEEDS[1:]:
+            yield Job(task, attention, first)
+    for seed in range(first + 1, first + NUM_SEEDS):
         for task in tasks:
             for attention in attentions:
                 if task in SEVERAL_SEEDS and attention in ("elsaa", "exact"):
                     yield Job(task, attention, seed)
 
 
-def make_parser() -> cli.Parser:
+def make_parser() -> cli.PlainParser:
     """The command line."""
-    parser = cli.Parser("The paper's tables beside ours.", COMPARED)
+    parser = cli.PlainParser("The paper's tables beside ours.")
+    parser.set_defaults(workdir=pathlib.Path("runs/paper"))
     add = parser.add_argument
     add("--run", action="store_true", help="train what is missing")
-    add("--tasks", type=_tasks, default=tuple(TASKS), help=f"some of {','.join(TASKS)}")
+    add("--attention", type=cli.names(COMPARED), default="all", help=f"all, or some of {','.join(COMPARED)}")
+    add("--tasks", type=cli.names(tuple(TASKS)), default="all", help=f"all, or some of {','.join(TASKS)}")
     add("--preset", choices=("paper", "cpu"), default="cpu", help="of all experiments")
+    add("--steps", type=cli.integer(1), help="of each run; default: the preset's")
+    add("--batch-size", type=cli.integer(1), help="of each run; default: the preset's")
+    add("--data-dir", type=pathlib.Path, help="of data sets")
     add("--niah", type=pathlib.Path, default=pathlib.Path("runs/niah"), help="work dir of needle in a haystack")
     add("--out", type=pathlib.Path, default=pathlib.Path("docs/results"), help=f"for {REPORT}, {ROWS} and pictures")
     return parser
 
 
-def _tasks(text: str) -> tuple[str, ...]:
-    names = tuple(text.split(","))
-    for name in names:
-        if name not in TASKS:
-            raise argparse.ArgumentTypeError(f"{name!r} is not known; use some of {','.join(TASKS)}")
-    return names
-
-
 def run(arguments: argparse.Namespace) -> Rows:
     """Runs what is missing, where asked to, and writes the report."""
-    workdir = arguments.workdir or pathlib.Path("runs/paper")
-    wanted = list(jobs(arguments.tasks, arguments.attention))
+    workdir = arguments.workdir
+    wanted = list(jobs(arguments.tasks, arguments.attention, arguments.seed))
     if arguments.run:
         for number, job in enumerate(wanted, 1):
             print(f"run {number} of {len(wanted)}: {job.task}, {job.attention}, seed {job.seed}", flush=True)
-            if not is_done(job, workdir):
+            if not is_done(job, workdir, arguments.preset):
                 _run(job, workdir, arguments)
     rows = [row for task in TASKS for row in suite.collect(workdir / task)]
     niah = (read_json(arguments.niah / RESULTS) or {"rows": []})["rows"]
     if not rows and not niah:
         raise EngineError(f"{workdir} has no results yet; give --run to train, or another --workdir")
     files = write_report(rows, niah, workdir, arguments.out)
-    missing = [job for job in wanted if not is_done(job, workdir)]
+    missing = [job for job in wanted if not is_done(job, workdir, arguments.preset)]
     print(format_tables(rows, niah))
     print(f"\n{len(wanted) - len(missing)} of {len(wanted)} runs are done\n{', '.join(map(str, files))}")
     return rows
 
 
-def is_done(job: Job, workdir: pathlib.Path) -> bool:
-    """Whether a run has its results."""
+def is_done(job: Job, workdir: pathlib.Path, preset: str) -> bool:
+    """Whether a run has its results; those of another preset are left to the run, which says whose they are."""
     stored = read_json(suite.run_directory(workdir / job.task, job.attention, job.seed) / RESULTS)
-    return bool(stored and stored["rows"])
+    return bool(stored and stored["rows"]) and all(row["preset"] == preset for row in stored["rows"])
 
 
 def command(job: Job, workdir: pathlib.Path, arguments: argparse.Namespace) -> list[str]:
@@ -141,17 +138,22 @@ def _run(job: Job, workdir: pathlib.Path, arguments: argparse.Namespace) -> None
 
 def write_report(rows: Rows, niah: Rows, workdir: pathlib.Path, out: pathlib.Path) -> list[pathlib.Path]:
     """Writes the tables, the rows and the pictures; returns their paths."""
-    out.mkdir(parents=True, exist_ok=True)
+    with disk_errors(out):
+        out.mkdir(parents=True, exist_ok=True)
     written = [out / REPORT, out / ROWS]
     accuracy, branches = out / "paper_accuracy.png", out / "paper_branches.png"
     bars: dict[str, dict[str, tuple[float, float, float]]] = {}
     for (task, name), found in summarize(rows).items():
         bars.setdefault(task, {})[name] = (found.accuracy, *found.interval)
-    if bars and pictures.bars(accuracy, bars, "test accuracy"):
-        written.append(accuracy)
     sown = branch_means(workdir)
-    if sown and pictures.bars(branches, sown, "mean over tokens, last step"):
-        written.append(branches)
+    for path, groups, label in (
+        (accuracy, bars, "test accuracy"),
+        (branches, sown, "mean over tokens, last step"),
+    ):
+        if groups and pictures.bars(path, groups, label):
+            written.append(path)
+        elif groups:
+            print(pictures.NOT_DRAWN)
     text = [HEAD, format_tables(rows, niah)]
     text += [f"![{path.stem}]({path.name})" for path in written if path.suffix == ".png"]
     write_text(out / REPORT, "\n\n".join(text) + "\n")
@@ -163,7 +165,8 @@ def branch_means(workdir: pathlib.Path) -> dict[str, dict[str, tuple[float, floa
     """m and the gates of elsaa at the end of training, by task and layer."""
     found: dict[str, dict[str, tuple[float, float, float]]] = {}
     for task in TASKS:
-        means = suite.diagnostics(workdir / task).get(f"elsaa-{SEEDS[0]}", {})
+        runs = suite.diagnostics(workdir / task)
+        means = next((found for name, found in runs.items() if name.startswith("elsaa-")), {})
         for name in ("multiplier", "gate_sparse", "gate_low_rank"):
             for layer, value in enumerate(means.get(name, [])):
                 found.setdefault(f"{task}, {layer}", {})[name] = (value, value, value)
@@ -228,14 +231,10 @@ def _own_cells(rows: Rows) -> list[str]:
 
 def _niah_table(rows: Rows) -> str:
     lines = []
+    found = {key: f"{100 * row['accuracy']:.1f} ({row['n']})" for key, row in needle_rows(rows).items()}
     for name, published in NIAH.items():
-        own = {
-            row["length"]: f"{100 * row['accuracy']:.1f} ({row['n']})"
-            for row in rows
-            if row["attention"] == name and row["n"] and row["depth"] is None and not row["distractors"]
-        }
         lines.append([name, "paper", *("OOM" if value is None else f"{value:.1f}" for value in published)])
-        lines.append([name, "ours (n)", *(own.get(length, "-") for length in NIAH_LENGTHS)])
+        lines.append([name, "ours (n)", *(found.get((name, length), "-") for length in NIAH_LENGTHS)])
     return format_table(("attention", "", *(f"{length:,}" for length in NIAH_LENGTHS)), lines)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from typing import Any
 
 from elsaa_jax import ElsaaConfig, FusionConfig, RaceConfig, SortLshConfig
 from experiments.engine import cli, suite
@@ -28,25 +29,16 @@ CPU_CONFIG = ElsaaConfig(
 )
 
 
-def _sizes(data: ImageData, layers: int, heads: int, width: int, mlp_width: int, margin: int = 0) -> ClassifierConfig:
+def _sizes(data: ImageData, **sizes: Any) -> ClassifierConfig:
+    """A class token in front of the patches, and learned positions of both."""
     return ClassifierConfig(
-        width=width,
-        num_layers=layers,
-        num_heads=heads,
-        mlp_width=mlp_width,
-        positions="learned",
-        num_positions=data.length + 1,
-        dropout_rate=0.0 if margin else PAPER_DROPOUT,
-        readout="class",
-        patch_size=data.patch_size,
-        patch_margin=margin,
-        grid_positions=margin > 0,
+        positions="learned", num_positions=data.length + 1, readout="class", patch_size=data.patch_size, **sizes
     )
 
 
 def _paper(data: ImageData) -> Preset:
     return Preset(
-        sizes=_sizes(data, layers=2, heads=4, width=384, mlp_width=1536),
+        sizes=_sizes(data, num_layers=2, num_heads=4, width=384, mlp_width=1536, dropout_rate=PAPER_DROPOUT),
         config=PAPER_CONFIG,
         data=data,
         batch_size=32,
@@ -59,7 +51,7 @@ def _paper(data: ImageData) -> Preset:
 
 def _cpu(data: ImageData, *, margin: int, batch_size: int, steps: int, evaluated: int) -> Preset:
     return Preset(
-        sizes=_sizes(data, layers=2, heads=2, width=48, mlp_width=96, margin=margin),
+        sizes=_sizes(data, num_layers=2, num_heads=2, width=48, mlp_width=96, patch_margin=margin, grid_positions=True),
         config=CPU_CONFIG,
         data=data,
         batch_size=batch_size,
@@ -77,7 +69,7 @@ def _colours(name: str, classes: int) -> dict[str, Preset]:
     if name == "food101":
         paper = dataclasses.replace(
             paper,
-            sizes=_sizes(paper.data, layers=8, heads=8, width=512, mlp_width=2048),
+            sizes=dataclasses.replace(paper.sizes, num_layers=8, num_heads=8, width=512, mlp_width=2048),
             batch_size=8,
             accumulate=4,
             learning_rate=3e-4,

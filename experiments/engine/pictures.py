@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -69,14 +70,18 @@ class Panel:
     mark: float | None = None
 
 
-def panels(path: pathlib.Path, parts: Sequence[Panel]) -> bool:
-    """Diagrams side by side; returns whether they were drawn: False without matplotlib."""
+def panels(path: pathlib.Path, parts: Sequence[Panel], *, columns: int | None = None) -> bool:
+    """Diagrams side by side, in rows of `columns`; returns whether they were drawn: False without matplotlib."""
     plt = _pyplot()
     if plt is None:
         return False
-    size = (4.4 * len(parts), 3.8)
-    figure, grid = plt.subplots(1, len(parts), figsize=size, squeeze=False, layout="constrained")
-    for axes, part in zip(grid[0], parts, strict=True):
+    columns = min(columns or len(parts), len(parts))
+    rows = math.ceil(len(parts) / columns)
+    size = (4.4 * columns, 3.8 * rows)
+    figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    for axes in grid.flat[len(parts) :]:
+        axes.axis("off")
+    for axes, part in zip(grid.flat, parts, strict=False):
         _draw_curves(axes, part.curves, part.dashed)
         axes.set(title=part.title, xlabel=part.xlabel, ylabel=part.ylabel)
         if part.lengths:
@@ -88,34 +93,6 @@ def panels(path: pathlib.Path, parts: Sequence[Panel]) -> bool:
             axes.axvline(part.mark, color="gray", linestyle=":", linewidth=1)
         axes.legend(fontsize="x-small")
     figure.savefig(path, dpi=80)
-    plt.close(figure)
-    return True
-
-
-def curves_over_steps(path: pathlib.Path, panels: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]]) -> bool:
-    """Curves over the steps of training: (step, value) of each curve, by panel and name.
-
-    Returns:
-      Whether it was drawn: False without matplotlib.
-    """
-    plt = _pyplot()
-    if plt is None:
-        return False
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    figure, grid = plt.subplots(
-        rows, columns, figsize=(4.5 * columns, 3.2 * rows), layout="constrained", squeeze=False, sharex=True
-    )
-    names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
-    for axes in grid.flat[len(panels) :]:
-        axes.axis("off")
-    for axes, (title, curves) in zip(grid.flat, panels.items(), strict=False):
-        for name, points in curves.items():
-            steps, values = zip(*points, strict=True)
-            axes.plot(steps, values, linewidth=1, color=f"C{names.index(name)}", label=name)
-        axes.set(title=title, xlabel="step")
-        axes.legend(fontsize="x-small")
-    figure.savefig(path, dpi=120)
     plt.close(figure)
     return True
 

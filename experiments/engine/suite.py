@@ -211,16 +211,17 @@ def write_report(workdir: pathlib.Path) -> list[pathlib.Path]:
     """Writes results.json and the pictures, of all that was ever run in the work dir; returns their paths."""
     written = [workdir / RESULTS]
     write_json(workdir / RESULTS, {"versions": versions(), "rows": collect(workdir)})
-    curves: dict[str, dict[str, list[tuple[int, float]]]] = {}
+    curves: dict[str, dict[str, list[pictures.Point]]] = {}
     for path in sorted(workdir.glob(f"*/{METRICS}")):
         for record in read_metrics(path):
             for name, value in record.items():
                 layer, _, kind = name.partition("/")
                 if layer.startswith("layer_"):
                     label = f"{path.parent.name}, layer {layer.removeprefix('layer_')}"
-                    curves.setdefault(kind, {}).setdefault(label, []).append((record["step"], value))
+                    curves.setdefault(kind, {}).setdefault(label, []).append((record["step"], value, value, value))
     path = workdir / "branches.png"
-    if is_main_process() and curves and pictures.curves_over_steps(path, curves):
+    parts = [pictures.Panel(kind, "step", "mean over tokens", found) for kind, found in curves.items()]
+    if is_main_process() and parts and pictures.panels(path, parts, columns=3):
         written.append(path)
     return written
 

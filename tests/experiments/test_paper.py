@@ -13,6 +13,7 @@ from experiments.claims import FAILS, HOLDS, MISSING, UNDECIDED, judge, summariz
 from experiments.engine.errors import EngineError
 from experiments.engine.stats import difference_interval
 from experiments.engine.suite import COMPARED
+from tests.engine.helpers import assert_refused
 
 
 def row(task, attention, accuracy, seed=0, n=2000, length=1024):
@@ -119,6 +120,8 @@ def test_the_driver_runs_what_is_missing(tmp_path, monkeypatch, capsys):
     paper.run(arguments)
     assert [words[words.index("--seed") + 1] for words in calls[2:]] == ["0", "1", "2"]
     assert "4 of 4 runs are done" in capsys.readouterr().out
+    assert paper.is_done(paper.Job("imdb", "race", 0), tmp_path / "runs", "cpu")
+    assert not paper.is_done(paper.Job("imdb", "race", 0), tmp_path / "runs", "paper")
     text = (tmp_path / "out/paper.md").read_text()
     assert "75.93" in text
     assert "80.00" in text
@@ -151,6 +154,13 @@ def test_verdicts_follow_from_the_rows():
     assert worse[multiplier] == worse[vision] == worse[causal_exact] == worse[causal_race] == FAILS
     assert (worse[text], worse[niah]) == (HOLDS, MISSING)
 
+    # The longest length that both have.
+    both = [needle("elsaa", 0.99), needle("elsaa", 0.5, length=2**20), needle("race", 0.02)]
+    assert verdicts([], both)[niah] == HOLDS
+    short_ones = [needle(name, accuracy, length=1024) for name, accuracy in (("elsaa", 0.99), ("race", 0.02))]
+    assert verdicts([], short_ones)[niah] == UNDECIDED
+    assert verdicts([], both[1:])[niah] == MISSING
+
     long = rows_of({**EQUAL, "elsaa": 0.65}, ("retrieval",), length=64_000)
     assert verdicts(long)[exact] == HOLDS
     assert verdicts(rows_of({**EQUAL, "exact": 0.65}, ("retrieval",), length=64_000))[exact] == FAILS
@@ -165,6 +175,5 @@ def test_intervals_of_differences():
 
 
 def test_bad_tasks(capsys):
-    with pytest.raises(SystemExit):
-        paper.make_parser().parse(["--tasks", "imdb,cifar"])
-    assert "'cifar' is not known; use some of fashion_mnist,imdb" in capsys.readouterr().err
+    wanted = "'cifar' is not known; use all, or some of fashion_mnist,imdb"
+    assert_refused(paper.make_parser(), ["--tasks", "imdb,cifar"], wanted, capsys)

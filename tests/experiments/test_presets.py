@@ -13,9 +13,10 @@ import pytest
 from experiments import arxiv, imdb, paper, retrieval, tiny_imagenet, vision
 from experiments.engine.classification import Classification
 from experiments.engine.data import store
+from experiments.engine.data.examples import ImageData, ReviewData
 from experiments.engine.suite import COMPARED
 from experiments.engine.transformer import count_parameters
-from tests.engine.data.raw_sets import needs_real_data
+from tests.engine.data.raw_sets import REAL, REAL_PREPARED, needs_real_data, real
 
 ALL = {
     "imdb": imdb.PRESETS,
@@ -131,14 +132,21 @@ def assert_has_a_loss(run, shapes):
     assert {f"layer_{run.sizes.num_layers - 1}/multiplier", "accuracy"} <= set(others)
 
 
+def data_set_of(task):
+    data = ALL[task]["paper"].data
+    return data.name if isinstance(data, ImageData) else "imdb" if isinstance(data, ReviewData) else "arxiv11"
+
+
 @needs_real_data
 @pytest.mark.slow
 @pytest.mark.parametrize("task", paper.TASKS)
 def test_one_step_of_the_paper_preset(task, tmp_path):
     """In a process of its own, with one example in its batch."""
+    real(data_set_of(task))
     flags = ["--preset", "paper", "--steps", "1", "--batch-size", "1", "--examples", "2", "--workdir", str(tmp_path)]
     root = pathlib.Path(paper.__file__).parents[1]
-    environment = os.environ | {"XLA_FLAGS": "", store.PREPARED_DIR: str(tmp_path / "prepared")}
+    prepared = REAL_PREPARED or str(tmp_path / "prepared")
+    environment = os.environ | {"XLA_FLAGS": "", store.DATA_DIR: REAL, store.PREPARED_DIR: prepared}
     subprocess.run([sys.executable, "-m", *paper.TASKS[task], *flags], check=True, cwd=root, env=environment)
     (row,) = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert (row["task"], row["preset"], row["steps"], row["n_test"]) == (task, "paper", 1, 2)

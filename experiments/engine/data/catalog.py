@@ -68,18 +68,30 @@ _FLOWERS = "https://thor.robots.ox.ac.uk/~vgg/data/flowers/102"
 _FOOD = "http://data.vision.ee.ethz.ch/cvl"
 _TINY = "http://cs231n.stanford.edu"
 _TRAIN_TEST, _WITH_VALIDATION = ("train", "test"), ("train", "valid", "test")
-_FASHION_SUMS = {
+_SUMS = {
     "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
     "train-labels-idx1-ubyte.gz": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
     "t10k-images-idx3-ubyte.gz": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
     "t10k-labels-idx1-ubyte.gz": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
+    "aclImdb_v1.tar.gz": "c40f74a18d3b61f90feba1e17730e0d38e8b97c05fde7008942e91923d1658fe",
+    "images.tar.gz": "67195c5e1c01f1ab5f9b6a5d22b8c27a580d896ece458917e61d459337fa318d",
+    "annotations.tar.gz": "52425fb6de5c424942b7626b428656fcbd798db970a937df61750c0f1d358e91",
+    "102flowers.tgz": "2d01ecc807db462958cfe3d92f57a8c252b4abd240eb955770201e45f783b246",
+    "imagelabels.mat": "4903e94206bac23bf772aadf06451916df56b58fc483a62db32a97b82656651d",
+    "setid.mat": "46b8678f91fd95d3c8f4feab80d271a6c834a1dd896fe29fd3e6ad9ce5c8dccd",
+    "food-101.tar.gz": "d97d15e438b7f4498f96086a4f7e2fa42a32f2712e87d3295441b2b6314053a4",
 }
 
 
-def _images(name: str, pack: str, home: str, files: tuple[str, ...]) -> DataSet:
+def _published(reader: str, home: str, *names: str) -> Form:
+    """The form of a public home, with the check sums that are known of it."""
+    return Form(reader, tuple(RawFile(name, f"{home}/{name}", _SUMS.get(name)) for name in names))
+
+
+def _images(name: str, pack: str, home: str, *files: str) -> DataSet:
     """Images in colour: as one image pack, or as they are published."""
-    published = Form(name, tuple(RawFile(file, f"{home}/{file}") for file in files))
-    return DataSet(name, "image", _TRAIN_TEST, (Form("pack", (RawFile(pack),)), published), home)
+    forms = (Form("pack", (RawFile(pack),)), _published(name, home, *files))
+    return DataSet(name, "image", _TRAIN_TEST, forms, home)
 
 
 DATA_SETS = {
@@ -89,7 +101,7 @@ DATA_SETS = {
             "fashion_mnist",
             "image",
             _TRAIN_TEST,
-            (Form("idx", tuple(RawFile(name, f"{_FASHION}/{name}", sums) for name, sums in _FASHION_SUMS.items())),),
+            (_published("idx", _FASHION, *(name for name in _SUMS if "ubyte" in name)),),
             "https://github.com/zalandoresearch/fashion-mnist",
             channels=1,
         ),
@@ -97,13 +109,13 @@ DATA_SETS = {
             "imdb",
             "text",
             _TRAIN_TEST,
-            (Form("reviews", (RawFile("aclImdb.tar.gz", f"{_IMDB}/aclImdb_v1.tar.gz"),)),),
+            (Form("reviews", (RawFile("aclImdb.tar.gz"),)), _published("reviews", _IMDB, "aclImdb_v1.tar.gz")),
             _IMDB,
         ),
-        _images("oxford_pets", "oxford_pets.npz", _PETS, ("images.tar.gz", "annotations.tar.gz")),
-        _images("flowers102", "flowers102.npz", _FLOWERS, ("102flowers.tgz", "imagelabels.mat", "setid.mat")),
-        _images("food101", "food10.npz", _FOOD, ("food-101.tar.gz",)),
-        _images("tiny_imagenet", "tiny_imagenet.npz", _TINY, ("tiny-imagenet-200.zip",)),
+        _images("oxford_pets", "oxford_pets.npz", _PETS, "images.tar.gz", "annotations.tar.gz"),
+        _images("flowers102", "flowers102.npz", _FLOWERS, "102flowers.tgz", "imagelabels.mat", "setid.mat"),
+        _images("food101", "food10.npz", _FOOD, "food-101.tar.gz"),
+        _images("tiny_imagenet", "tiny_imagenet.npz", _TINY, "tiny-imagenet-200.zip"),
         DataSet(
             "arxiv11",
             "text",

@@ -47,7 +47,7 @@ class Papers:
       tokens: of each paper, (n,) int32.
       labels: its class.
       by_class: the papers of each class, by index.
-      duplicates: papers of the published split that were left out, because an earlier split has the same text.
+      duplicates: papers of the published split that were left out, because their text is there already.
     """
 
     tokens: tuple[np.ndarray, ...]
@@ -85,7 +85,7 @@ def load_papers(data_dir: str | None, vocabulary: int) -> dict[str, Papers]:
                 labels[split].append(int(example["label"]))
             known.add(name)
         if duplicates[split]:
-            print(f"arxiv11: {duplicates[split]} of {split} are in another split too, and left out", file=sys.stderr)
+            print(f"arxiv11: {duplicates[split]} papers of {split} are there already, and left out", file=sys.stderr)
     for split in ("train", "test"):
         rare = min(range(NUM_CLASSES), key=labels[split].count)
         if labels[split].count(rare) < 2:

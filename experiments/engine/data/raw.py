@@ -73,8 +73,8 @@ def check(data_set: DataSet, form: Form, folder: pathlib.Path) -> dict[str, str]
         wanted = published_sum(file, folder)
         if wanted is not None and wanted != found[file.name]:
             raise EngineError(
-                f"{path} is damaged (its SHA-256 is {found[file.name][:16]}..., it must be {wanted[:16]}...); get it "
-                f"again from {data_set.home}"
+                f"{path} is damaged (its SHA-256 is {found[file.name][:16]}..., it must be {wanted[:16]}...); "
+                f"remove it, and get it again from {data_set.home}"
             )
     return found
 
@@ -85,8 +85,8 @@ def examples(data_set: DataSet, form: Form, folder: pathlib.Path, split: str) ->
         yield from READERS[form.reader](form, folder, split)
     except DAMAGED as error:
         raise EngineError(
-            f"a raw file of {data_set.name} in {folder} is damaged ({one_line(error)}); get it again from "
-            f"{data_set.home}"
+            f"a raw file of {data_set.name} in {folder} is damaged ({one_line(error)}); remove it, and get "
+            f"it again from {data_set.home}"
         ) from error
 
 

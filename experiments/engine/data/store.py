@@ -142,7 +142,7 @@ def _raw_form(data_set: DataSet, folder: pathlib.Path, prepared_dir: pathlib.Pat
 def _load(data_set: DataSet, form: Form, folder: pathlib.Path, reason: str) -> str:
     """Loads the files of a form; returns `reason` and why it cannot, or "" where it could."""
     _check_writable(folder.parent, data_set)
-    with _writing(folder):
+    with _writing(folder), _locked(folder / ".lock"):
         for file in form.files:
             assert file.url is not None
             if (folder / file.name).is_file():
@@ -203,7 +203,7 @@ def _writing(directory: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _locked(path: pathlib.Path) -> Iterator[None]:
-    """Waits for another process that prepares the same set."""
+    """Waits for another process that loads or prepares the same set."""
     with path.open("a") as lock:
         with contextlib.suppress(OSError):  # A file system without locks: the last one to end wins.
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -84,5 +84,7 @@ def test_an_archive_without_all_its_images(tmp_path):
     pets(tmp_path)
     write_tar(tmp_path / "images.tar.gz", {"images/cat_1.jpg": image(1)})
     data_set = catalog.find("oxford_pets")
-    with pytest.raises(EngineError, match=r"is damaged \(images.tar.gz has 1 of 2 images\); get it again from"):
+    with pytest.raises(
+        EngineError, match=r"is damaged \(images.tar.gz has 1 of 2 images\); remove it, and get it again from"
+    ):
         list(raw.examples(data_set, data_set.forms[-1], tmp_path, "train"))

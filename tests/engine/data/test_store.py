@@ -28,10 +28,8 @@ PACK = "food101"
 
 
 @pytest.fixture
-def fresh(monkeypatch):
-    """No set that another test has opened, and no directory of the environment."""
-    monkeypatch.delenv(store.DATA_DIR, raising=False)
-    monkeypatch.delenv(store.PREPARED_DIR, raising=False)
+def fresh():
+    """No set that another test has opened."""
     store._open.cache_clear()
 
 
@@ -113,7 +111,7 @@ def no_network(monkeypatch):
 @pytest.mark.usefixtures("no_network")
 def test_without_a_network(tmp_path):
     refused(r"imdb cannot be found: .* cannot be reached \(no route to host\); get it from", "imdb", data_dir=tmp_path)
-    assert not list((tmp_path / "imdb").iterdir())
+    assert [path.name for path in (tmp_path / "imdb").iterdir()] == [".lock"]
 
 
 class Response:
@@ -138,7 +136,7 @@ def test_a_set_is_loaded_from_its_home(tmp_path, monkeypatch):
     data = (tmp_path / "home/imdb/aclImdb.tar.gz").read_bytes()
     monkeypatch.setattr(store.urllib.request, "urlopen", lambda url, timeout: Response(data[:-5], len(data)))
     refused("it ended after", "imdb", data_dir=tmp_path)
-    assert not list((tmp_path / "imdb").iterdir())
+    assert [path.name for path in (tmp_path / "imdb").iterdir()] == [".lock"]
     monkeypatch.setattr(store.urllib.request, "urlopen", lambda url, timeout: Response(data, len(data)))
     assert store.open_split("imdb", "train", tmp_path)[0]["text"] == b"good"
 
@@ -147,7 +145,7 @@ def test_a_damaged_raw_file(pack_dir):
     path = pack_dir / PACK / "food10.npz"
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    refused(r"a raw file of food101 in .* is damaged \(.*\); get it again from", data_dir=pack_dir)
+    refused(r"a raw file of food101 in .* is damaged \(.*\); remove it, and get it again from", data_dir=pack_dir)
     assert not prepared(pack_dir).exists()
     assert not list((pack_dir / "prepared").glob(f"*{store.PARTIAL}"))
     path.write_bytes(whole)
@@ -236,10 +234,17 @@ def test_the_manifest_names_what_the_set_was_made_of(pack_dir):
 @needs_real_data
 @pytest.mark.parametrize(
     ("name", "counts", "classes"),
-    [("flowers102", (1020, 1020), 102), ("food101", (1000, 300), 10), ("oxford_pets", (3680, 3669), 37)],
+    [
+        ("fashion_mnist", (60_000, 10_000), 10),
+        ("flowers102", (1020, 1020), 102),
+        ("food101", (1000, 300), 10),
+        ("oxford_pets", (3680, 3669), 37),
+        ("tiny_imagenet", (10_000, 2000), 200),
+    ],
 )
 def test_published_splits_of_images(name, counts, classes):
     data_set, folder = catalog.find(name), real(name)
+    raw.check(data_set, data_set.forms[0], folder)
     for split, count in zip(data_set.splits, counts, strict=True):
         labels = [example["label"] for _, example in raw.examples(data_set, data_set.forms[0], folder, split)]
         assert len(labels) == count

@@ -163,19 +163,32 @@ def test_published_reviews():
 
 @needs_real_data
 def test_published_papers():
-    """No tag of a class is left, and no paper is in two splits."""
+    """Splits as published; no tag of a class is left, and no paper is in two splits."""
     data_set, folder = find("arxiv11"), real("arxiv11")
     left = re.compile(
         r"(?<![a-z])(astro-ph|hep-ph|hep-th|cond-mat|gr-qc|quant-ph|nucl-th|nlin)(?![a-z])|arxiv *:", re.I
     )
+    raw.check(data_set, data_set.forms[0], folder)
     hashes: list[str] = []
-    for split in ("valid", "test"):
+    ids: list[str] = []
+    for split, count in (("train", 3132), ("valid", 384), ("test", 389)):
+        before = len(ids)
         for _, example in raw.examples(data_set, data_set.forms[0], folder, split):
             text = papers.strip_tags(example["text"])
             assert not left.search(text), (example["id"], left.search(text))
             hashes.append(papers.text_hash(tokenize(text)))
-    assert len(hashes) == 384 + 389
+            ids.append(example["id"])
+        assert len(ids) - before == count
+    assert len(set(ids)) == len(ids)
     assert len(set(hashes)) == len(hashes)
+
+
+@needs_real_data
+def test_published_articles():
+    data_set, folder = find("wikitext2"), real("wikitext2")
+    for split, low, high in (("train", 2.0e6, 2.1e6), ("valid", 2.1e5, 2.2e5), ("test", 2.4e5, 2.5e5)):
+        ((_, example),) = raw.examples(data_set, data_set.forms[0], folder, split)
+        assert low < len(example["text"].split()) < high
 
 
 PUBLISHED_TWICE = 123  # reviews that the published training and test sets both have
