@@ -204,6 +204,7 @@ class ImageData:
       augmentation: of training.
       area: share of an image that a resized crop keeps.
       padding: pixels by which a padded crop moves an image at most.
+      flip: whether images are flipped in training.
       data_dir: of data sets.
     """
 
@@ -214,6 +215,7 @@ class ImageData:
     augmentation: Augmentation = "resized_crop"
     area: tuple[float, float] = AREA
     padding: int = 4
+    flip: bool = True
     data_dir: str | None = dataclasses.field(default=None, metadata=DATA_DIR_FIELD)
 
     def __post_init__(self) -> None:
@@ -253,10 +255,8 @@ class ImageData:
     def training(self, position: int, count: int, seed: int, rng: np.random.Generator) -> Arrays:
         """See `Examples`."""
         examples = self._examples("train", shuffled(self.count("train"), position, count, seed))
-        views = [
-            training_image(example["image"], self.size, self.augmentation, rng, area=self.area, padding=self.padding)
-            for example in examples
-        ]
+        view = functools.partial(training_image, area=self.area, padding=self.padding, flip=self.flip)
+        views = [view(example["image"], self.size, self.augmentation, rng) for example in examples]
         return self._arrays(views, examples)
 
     def _examples(self, split: Split, indices: np.ndarray) -> list[dict[str, Any]]:

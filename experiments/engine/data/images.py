@@ -24,8 +24,9 @@ def training_image(
     *,
     area: tuple[float, float] = AREA,
     padding: int = 4,
+    flip: bool = True,
 ) -> np.ndarray:
-    """A random view of an image, (size, size, channels) uint8, flipped in half of all cases.
+    """A random view of an image, (size, size, channels) uint8.
 
     Args:
       image: (height, width, channels) uint8.
@@ -35,9 +36,10 @@ def training_image(
       rng: of the view.
       area: share of the image that a resized crop keeps.
       padding: of a padded crop.
+      flip: whether left and right change places in half of all cases.
     """
     view = _resized_crop(image, size, area, rng) if kind == "resized_crop" else _padded_crop(image, size, padding, rng)
-    return view[:, ::-1] if rng.random() < 0.5 else view
+    return view[:, ::-1] if flip and rng.random() < 0.5 else view
 
 
 def evaluation_image(image: np.ndarray, size: int, kind: Augmentation) -> np.ndarray:

@@ -39,6 +39,13 @@ def test_a_padded_crop_moves_the_image_by_up_to_four_pixels():
     assert {column for _, column in places} == set(range(9, 19))  # 14 is 13 where it is flipped
 
 
+def test_an_image_that_is_neither_moved_nor_flipped_is_itself():
+    image = np.random.default_rng(0).integers(256, size=(28, 28, 1), dtype=np.uint8)
+    rng = np.random.default_rng(1)
+    for _ in range(10):
+        np.testing.assert_array_equal(training_image(image, 28, "padded_crop", rng, padding=0, flip=False), image)
+
+
 def test_the_middle_is_kept_in_evaluation():
     image = np.zeros((64, 128, 3), np.uint8)
     image[:, 48:80] = 200
