@@ -30,6 +30,7 @@ PAPER_SIZES = ClassifierConfig(
     positions="learned",
     num_positions=32_000,
     dropout_rate=PAPER_DROPOUT,
+    remat=True,
 )
 PAPER_CONFIG = paper_attention(bits=4, tables=4, ensembles=1, lsh_bits=5, block=256, min_length=4096, gate=64)
 CPU_SIZES = ClassifierConfig(width=64, num_layers=1, num_heads=2, mlp_width=128, dropout_rate=0.1)

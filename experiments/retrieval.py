@@ -33,6 +33,7 @@ PRESETS = {
             positions="learned",
             num_positions=LENGTH,
             dropout_rate=PAPER_DROPOUT,
+            remat=True,
             readout="first",
         ),
         config=PAPER_CONFIG,

@@ -66,6 +66,7 @@ def _cpu(data: ImageData, *, margin: int, batch_size: int, steps: int, evaluated
 
 def _colours(name: str, classes: int) -> dict[str, Preset]:
     paper = _paper(ImageData(name, classes, size=512, patch_size=4))
+    paper = dataclasses.replace(paper, sizes=dataclasses.replace(paper.sizes, remat=True))
     if name == "food101":
         paper = dataclasses.replace(
             paper,

@@ -107,7 +107,8 @@ class Classifier(nn.Module):
         attention = Attention(self.attention, self.config, sizes.is_causal, sizes.qkv_bias, sow_weights)
         num_outputs = 1 if sizes.is_causal and sizes.readout == "last" else None
         first_alone = sizes.readout in ("class", "first")
-        x = _read(sizes.readout, blocks(sizes, attention, x, num_outputs, deterministic, first_alone=first_alone))
+        x = blocks(self, sizes, attention, x, num_outputs, deterministic, first_alone=first_alone)
+        x = _read(sizes.readout, x)
         if sizes.readout == "halves":  # Means and their distance are small.
             x = nn.LayerNorm(dtype=dtype, name="halves_norm")(x)
         return nn.Dense(self.num_classes, dtype=dtype, name="head")(x).astype(jnp.float32)

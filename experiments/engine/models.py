@@ -43,7 +43,8 @@ class Decoder(nn.Module):
         sizes, dtype = self.sizes, jnp.dtype(self.sizes.dtype)
         embed = nn.Embed(self.vocabulary, sizes.width, dtype=dtype, name="embed")
         x = add_positions(self, sizes, embed(tokens))
-        x = blocks(sizes, Attention(self.attention, self.config, is_causal=True), x, num_outputs, deterministic)
+        attention = Attention(self.attention, self.config, is_causal=True)
+        x = blocks(self, sizes, attention, x, num_outputs, deterministic)
         logits = embed.attend(x) if sizes.tie_head else nn.Dense(self.vocabulary, dtype=dtype, name="head")(x)
         return logits.astype(jnp.float32)
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from elsaa_jax import ELSAA, ElsaaConfig
-from elsaa_jax.config import check_choice, check_int, check_number
+from elsaa_jax.config import check_bool, check_choice, check_int, check_number
 from elsaa_jax.types import AttentionKind
 
 Positions = Literal["none", "learned", "rope"]
@@ -33,6 +33,7 @@ class ModelConfig:
       tie_head: whether the head is the transposed table of tokens.
       dropout_rate: on the outputs of attention and MLP.
       dtype: of the computation; parameters are float32.
+      remat: whether the backward pass computes each block anew, so that only what lies between blocks is kept.
     """
 
     width: int = 64
@@ -44,6 +45,7 @@ class ModelConfig:
     tie_head: bool = False
     dropout_rate: float = 0.0
     dtype: str = "float32"
+    remat: bool = False
 
     def __post_init__(self) -> None:
         for name in ("width", "num_layers", "num_heads", "mlp_width", "num_positions"):
@@ -55,6 +57,7 @@ class ModelConfig:
         check_choice("ModelConfig.positions", self.positions, ("none", "learned", "rope"))
         check_choice("ModelConfig.dtype", self.dtype, ("float32", "bfloat16"))
         check_number("ModelConfig.dropout_rate", self.dropout_rate, 0.0, 1.0)
+        check_bool("ModelConfig.remat", self.remat)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +80,7 @@ class Attention:
 
 
 def blocks(
+    module: nn.Module,
     sizes: ModelConfig,
     attention: Attention,
     x: jax.Array,
@@ -88,6 +92,7 @@ def blocks(
     """All blocks and the last norm, as parts of the module that calls it.
 
     Args:
+      module: that calls it.
       sizes: of the model.
       attention: of all layers.
       x: (B, S, width), with learned positions added already.
@@ -100,32 +105,56 @@ def blocks(
     Returns:
       (B, num_outputs, width).
     """
-    dtype = jnp.dtype(sizes.dtype)
-    config = attention.config
     if sizes.positions == "rope":
-        config = dataclasses.replace(config, rotary_base=ROTARY_BASE)
-    drop = nn.Dropout(sizes.dropout_rate, deterministic=deterministic)
+        config = dataclasses.replace(attention.config, rotary_base=ROTARY_BASE)
+        attention = dataclasses.replace(attention, config=config)
     for layer in range(sizes.num_layers):
         last = layer == sizes.num_layers - 1
-        keys = nn.LayerNorm(dtype=dtype, name=f"attention_norm_{layer}")(x)
-        first = x.shape[1] - num_outputs if last and num_outputs is not None else 0
-        attend = ELSAA(
-            sizes.num_heads,
-            dtype=dtype,
-            is_causal=attention.is_causal,
-            use_bias=attention.use_bias,
-            attention=attention.kind,
-            config=config,
-            deterministic=deterministic,
-            name=f"attention_{layer}",
-        )
-        x = x[:, first:] + drop(attend(keys[:, first:], keys, sow_weights=attention.sow_weights))
-        if last and first_alone:
-            x = x[:, :1]
-        hidden = nn.LayerNorm(dtype=dtype, name=f"mlp_norm_{layer}")(x)
-        hidden = nn.gelu(nn.Dense(sizes.mlp_width, dtype=dtype, name=f"mlp_in_{layer}")(hidden))
-        x = x + drop(nn.Dense(sizes.width, dtype=dtype, name=f"mlp_out_{layer}")(hidden))
-    return nn.LayerNorm(dtype=dtype, name="norm")(x)
+        wanted = x.shape[1] if num_outputs is None or not last else num_outputs
+
+        def block(
+            module: nn.Module,
+            x: jax.Array,
+            layer: int = layer,
+            first: int = x.shape[1] - wanted,
+            first_alone: bool = first_alone and last,
+        ) -> jax.Array:
+            del module
+            return _block(sizes, attention, x, layer, first, first_alone, deterministic)
+
+        x = (nn.remat(block) if sizes.remat else block)(module, x)
+    return nn.LayerNorm(dtype=jnp.dtype(sizes.dtype), name="norm")(x)
+
+
+def _block(
+    sizes: ModelConfig,
+    attention: Attention,
+    x: jax.Array,
+    layer: int,
+    first: int,
+    first_alone: bool,
+    deterministic: bool,
+) -> jax.Array:
+    """(B, S, width) -> (B, S - first, width), or (B, 1, width) with `first_alone`."""
+    dtype = jnp.dtype(sizes.dtype)
+    drop = nn.Dropout(sizes.dropout_rate, deterministic=deterministic)
+    keys = nn.LayerNorm(dtype=dtype, name=f"attention_norm_{layer}")(x)
+    attend = ELSAA(
+        sizes.num_heads,
+        dtype=dtype,
+        is_causal=attention.is_causal,
+        use_bias=attention.use_bias,
+        attention=attention.kind,
+        config=attention.config,
+        deterministic=deterministic,
+        name=f"attention_{layer}",
+    )
+    x = x[:, first:] + drop(attend(keys[:, first:], keys, sow_weights=attention.sow_weights))
+    if first_alone:
+        x = x[:, :1]
+    hidden = nn.LayerNorm(dtype=dtype, name=f"mlp_norm_{layer}")(x)
+    hidden = nn.gelu(nn.Dense(sizes.mlp_width, dtype=dtype, name=f"mlp_in_{layer}")(hidden))
+    return x + drop(nn.Dense(sizes.width, dtype=dtype, name=f"mlp_out_{layer}")(hidden))
 
 
 def stretch(table: Any, length: int) -> jax.Array:

@@ -135,3 +135,22 @@ def test_every_layer_tells_of_its_branches(attention, names):
         assert len(values) == 2
         if name == "multiplier" or name.startswith("gate"):
             assert all(0 < value < 1 for value in values)
+
+
+def test_blocks_that_are_computed_anew():
+    """The same variables, logits, means and gradients."""
+    tokens = jax.random.randint(jax.random.key(2), (2, 24), 0, 30)
+
+    def run(remat):
+        model = make("elsaa", remat=remat)
+        variables = classifier.init(model, jax.random.key(0), jax.ShapeDtypeStruct((24,), jnp.int32))
+
+        def loss(params):
+            logits, means = classifier.apply_training(model, {**variables, "params": params}, tokens, jax.random.key(1))
+            return jnp.sum(logits**2), means
+
+        return variables, jax.value_and_grad(loss, has_aux=True)(variables["params"])
+
+    (kept, wanted), (anew, found) = run(False), run(True)
+    chex.assert_trees_all_equal(kept, anew)
+    chex.assert_trees_all_close(found, wanted, rtol=1e-4, atol=1e-5)
