@@ -17,8 +17,8 @@ from elsaa_jax.config import check_bool, check_choice, check_int
 from elsaa_jax.types import AttentionKind
 from experiments.engine.transformer import NORMAL, Attention, ModelConfig, add_positions, blocks
 
-Readout = Literal["class", "first", "mean", "last", "halves"]
-READOUTS = ("class", "first", "mean", "last", "halves")
+Readout = Literal["class", "first", "mean", "max", "last", "halves"]
+READOUTS = ("class", "first", "mean", "max", "last", "halves")
 SLOWEST_WAVE = 100.0  # patches for one radian
 SOWN = ("multiplier", "lam", "gate_sparse", "gate_low_rank", "sparse_log_mass", "low_rank_log_mass", "log_mass")
 
@@ -29,7 +29,8 @@ class ClassifierConfig(ModelConfig):
 
     Attributes:
       readout: where the class is read: at a learned "class" token put in front, at the "first" or the "last" token, of
-        the "mean" of all, or of the means of both "halves", their product and their distance, normalised.
+        the "mean" or the "max" of each feature, or of the means of both "halves", their product and their distance,
+        normalised.
       patch_size: side of a patch, where the input is an image.
       patch_margin: pixels around a patch that its token sees as well; 0: patches do not overlap.
       grid_positions: whether the learned positions of patches begin as waves over rows and columns, so that neighbours
@@ -143,6 +144,8 @@ def _read(readout: Readout, x: jax.Array) -> jax.Array:
     """(B, S, width) -> (B, features)."""
     if readout == "mean":
         return jnp.mean(x, axis=1)
+    if readout == "max":
+        return jnp.max(x, axis=1)
     if readout == "halves":
         half = x.shape[1] // 2
         one, other = jnp.mean(x[:, :half], axis=1), jnp.mean(x[:, half:], axis=1)

@@ -79,7 +79,7 @@ def wave(place):
     return np.concatenate([np.sin(angles), np.cos(angles)])
 
 
-@pytest.mark.parametrize("readout", ["first", "mean", "last", "halves"])
+@pytest.mark.parametrize("readout", ["first", "mean", "max", "last", "halves"])
 def test_what_is_read(readout):
     """The head gets the features of the readout: the model up to its last norm, read by hand, gives the same."""
     model = make("elsaa", readout=readout)
@@ -106,6 +106,7 @@ def test_what_is_read(readout):
         "first": x[:, 0],
         "last": x[:, -1],
         "mean": x.mean(1),
+        "max": x.max(1),
         "halves": np.concatenate([one, other, one * other, np.abs(one - other)], -1),
     }[readout]
     if readout == "halves":
