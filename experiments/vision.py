@@ -88,8 +88,8 @@ def _colours(name: str, classes: int) -> dict[str, Preset]:
 
 
 FASHION = ImageData("fashion_mnist", 10, size=28, patch_size=1, augmentation="padded_crop")
-# Training sees an image once at most, so that there is nothing to augment; the mean over pixels, most of them background,
-# is nearly the same for all images, so the largest value of each feature is read.
+# Training sees an image once at most, so there is nothing to augment. Most pixels are background: by a class token or
+# the mean of all, a model learns far more slowly than by the largest value of each feature.
 CPU_FASHION = dataclasses.replace(FASHION, padding=0, flip=False)
 CPU_FASHION_SIZES = _sizes(
     CPU_FASHION,

@@ -91,10 +91,11 @@ def test_what_the_appendix_says_beside_its_tables():
     assert imdb.PRESETS["paper"].data.augmentation_rate == 0.05
     fashion = vision.PRESETS["fashion_mnist"]["paper"]
     assert (fashion.data.size, fashion.data.patch_size, fashion.data.augmentation) == (28, 1, "padded_crop")
+    assert (fashion.data.padding, fashion.data.flip, fashion.sizes.readout) == (4, True, "class")
     for name in ("oxford_pets", "flowers102", "food101"):
         preset = vision.PRESETS[name]["paper"]
         assert (preset.data.size, preset.data.patch_size) == (512, 4)
-        assert (preset.data.augmentation, preset.data.area) == ("resized_crop", (0.08, 1.0))
+        assert (preset.data.augmentation, preset.data.area, preset.data.flip) == ("resized_crop", (0.08, 1.0), True)
         assert (preset.sizes.readout, preset.sizes.positions) == ("class", "learned")
         assert preset.sizes.num_positions == 16_385
     for task, length in (("arxiv_causal_32k", 32_000), ("arxiv_causal_64k", 64_000), ("tiny_imagenet", 1024)):
