@@ -104,7 +104,7 @@ CPU_FASHION_SIZES = _sizes(
 PRESETS = {
     "fashion_mnist": {
         "paper": _paper(FASHION),
-        "cpu": _cpu(CPU_FASHION, CPU_FASHION_SIZES, learning_rate=1e-2, steps=500),
+        "cpu": _cpu(CPU_FASHION, CPU_FASHION_SIZES, learning_rate=1e-2, steps=600),
     },
     "oxford_pets": _colours("oxford_pets", 37),
     "flowers102": _colours("flowers102", 102),
