@@ -75,7 +75,6 @@ CPU = Preset(
     steps=300,
     decay="cosine",
     b2=0.98,
-    evaluated=400,
 )
 VARIANTS = {
     "full_32k": {"paper": PAPER, "cpu": CPU},

@@ -51,7 +51,6 @@ PRESETS = {
         steps=300,
         decay="cosine",
         b2=0.98,
-        evaluated=4000,
     ),
 }
 

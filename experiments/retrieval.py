@@ -55,7 +55,6 @@ PRESETS = {
         steps=500,
         decay="cosine",
         b2=0.98,
-        evaluated=1000,
     ),
 }
 

@@ -72,7 +72,6 @@ PRESETS = {
         steps=350,
         decay="cosine",
         b2=0.98,
-        evaluated=1000,
     ),
 }
 

@@ -53,7 +53,7 @@ def _paper(data: ImageData) -> Preset:
     )
 
 
-def _cpu(data: ImageData, sizes: ClassifierConfig, learning_rate: float, steps: int, evaluated: int) -> Preset:
+def _cpu(data: ImageData, sizes: ClassifierConfig, learning_rate: float, steps: int) -> Preset:
     return Preset(
         sizes=sizes,
         config=CPU_CONFIG,
@@ -64,7 +64,6 @@ def _cpu(data: ImageData, sizes: ClassifierConfig, learning_rate: float, steps: 
         steps=steps,
         decay="cosine",
         b2=0.98,
-        evaluated=evaluated,
     )
 
 
@@ -84,7 +83,7 @@ def _colours(name: str, classes: int) -> dict[str, Preset]:
         )
     small = ImageData(name, classes, size=64, patch_size=4, area=(0.35, 1.0))
     sizes = _sizes(small, num_layers=2, num_heads=2, width=48, mlp_width=96, patch_margin=2, grid_positions=True)
-    return {"paper": paper, "cpu": _cpu(small, sizes, learning_rate=3e-3, steps=700, evaluated=2000)}
+    return {"paper": paper, "cpu": _cpu(small, sizes, learning_rate=3e-3, steps=700)}
 
 
 FASHION = ImageData("fashion_mnist", 10, size=28, patch_size=1, augmentation="padded_crop")
@@ -104,7 +103,7 @@ CPU_FASHION_SIZES = _sizes(
 PRESETS = {
     "fashion_mnist": {
         "paper": _paper(FASHION),
-        "cpu": _cpu(CPU_FASHION, CPU_FASHION_SIZES, learning_rate=1e-2, steps=600, evaluated=10_000),
+        "cpu": _cpu(CPU_FASHION, CPU_FASHION_SIZES, learning_rate=1e-2, steps=600),
     },
     "oxford_pets": _colours("oxford_pets", 37),
     "flowers102": _colours("flowers102", 102),

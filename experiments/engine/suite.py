@@ -54,7 +54,6 @@ class Preset:
       decay: from the peak to the end.
       b2: of AdamW.
       label_smoothing: of the loss.
-      evaluated: examples of each split that are evaluated; None: all.
       checkpoint_every: steps between checkpoints.
     """
 
@@ -72,7 +71,6 @@ class Preset:
     decay: Literal["cosine", "linear"] = "linear"
     b2: float = 0.999
     label_smoothing: float = 0.0
-    evaluated: int | None = None
     checkpoint_every: int = 100
 
     def __post_init__(self) -> None:
@@ -96,7 +94,7 @@ def make_parser(description: str) -> cli.Parser:
     """The command line of an experiment; it adds flags of its own."""
     parser = cli.Parser(description, ATTENTION_KINDS, default="elsaa")
     parser.add_argument("--preset", choices=("paper", "cpu"), help="default: cpu where there is no accelerator")
-    parser.add_argument("--examples", type=cli.integer(1), help="of each split to evaluate; default: the preset's")
+    parser.add_argument("--examples", type=cli.integer(1), help="of the test to evaluate; default: all")
     parser.set_defaults(accumulate=None)
     return parser
 
@@ -127,7 +125,7 @@ def run_config(task: str, name: str, preset: Preset, attention: str, arguments: 
         preset.sizes,
         data,
         arguments.seed,
-        arguments.examples or preset.evaluated,
+        arguments.examples,
         preset.label_smoothing,
     )
     train = TrainConfig(
@@ -184,15 +182,16 @@ def run_directory(workdir: pathlib.Path, attention: str, seed: int) -> pathlib.P
 
 
 def collect(workdir: pathlib.Path) -> Rows:
-    """The rows of all runs of a work dir, with their steps and the seconds of their training."""
+    """A row for each run of a work dir: of its largest evaluation, with its steps and the seconds of all of it."""
     rows = []
     for directory in sorted(path.parent for path in workdir.glob(f"*/{RESULTS}")):
         stored, times = read_json(directory / RESULTS), read_json(directory / TIME)
+        if not (times and stored and stored.get("rows") and "task" in stored["rows"][0]):
+            continue  # no run of a classifier
+        row = max(stored["rows"], key=lambda row: row["n_test"])
         steps = sum(stage["steps"] for stage in stored["config"]["train"]["stages"])
-        for row in stored["rows"]:
-            rows.append(
-                {**row, "steps": steps, "seconds": round(times["seconds"], 1), "waited": round(times["waited"], 1)}
-            )
+        seconds = {"seconds": round(times["seconds"] + row["seconds"], 1), "waited": round(times["waited"], 1)}
+        rows.append({**row, "steps": steps, **seconds})
     order = {name: index for index, name in enumerate(ATTENTION_KINDS)}
     return sorted(rows, key=lambda row: (order[row["attention"]], row["seed"]))
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-PAD, UNKNOWN, CLASS, SEPARATOR = range(4)
-NUM_SPECIAL = 4
+UNKNOWN, CLASS, SEPARATOR = range(3)
+NUM_SPECIAL = 3
 _BREAK = re.compile(r"<br\s*/?>")
 # Punctuation becomes tokens; quotes, colons and semicolons go.
 _SPACED = str.maketrans({c: f" {c} " for c in ".,()!?'"} | {'"': "", ";": " ", ":": " "})
@@ -29,7 +29,7 @@ class Vocabulary:
     """The most frequent tokens of some texts; the others are UNKNOWN.
 
     Attributes:
-      size: number of ids, PAD, UNKNOWN, CLASS and SEPARATOR among them.
+      size: number of ids, UNKNOWN, CLASS and SEPARATOR among them.
     """
 
     def __init__(self, texts: Iterable[Sequence[str]], size: int) -> None:
@@ -50,7 +50,7 @@ def augment(tokens: np.ndarray, rng: np.random.Generator, *, rate: float = 0.05)
     """Light EDA: of each row, tokens are deleted with probability `rate`, or as large a share of pairs is swapped.
 
     Args:
-      tokens: (B, N); what is deleted leaves PAD at the end.
+      tokens: (B, N); a row that has lost some goes on with its own beginning.
       rng: of the choice, half and half.
       rate: of deletion and of swaps.
     """
@@ -62,9 +62,7 @@ def augment(tokens: np.ndarray, rng: np.random.Generator, *, rate: float = 0.05)
     pairs = rng.integers(length, size=(batch, swaps, 2))
     for row in range(batch):
         if deletes[row]:
-            kept = tokens[row, keep[row]]
-            out[row] = PAD
-            out[row, : len(kept)] = kept
+            out[row] = np.resize(tokens[row, keep[row]], length)
         else:
             for first, second in pairs[row]:
                 out[row, [first, second]] = out[row, [second, first]]
