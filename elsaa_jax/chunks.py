@@ -55,6 +55,11 @@ def largest_divisor(number: int, bound: int) -> int:
     return next(d for d in range(max(1, min(number, bound)), 0, -1) if number % d == 0)
 
 
+def equal_size(number: int, bound: int) -> int:
+    """The size, at most `bound`, of the fewest groups that hold `number`: all alike, so that the last has few gaps."""
+    return -(-number // -(-number // max(1, bound)))
+
+
 def to_head_rows(x: Array, num_kv_heads: int) -> Array:
     """(B, C, K * G, ...) -> (B * K, G * C, ...): what one key/value head serves, as one row."""
     batch, length = x.shape[:2]

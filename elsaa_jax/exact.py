@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from elsaa_jax import block_kernels, blocks, checks, dispatch
-from elsaa_jax.chunks import largest_divisor, pad_axis
+from elsaa_jax.chunks import equal_size, largest_divisor, pad_axis
 from elsaa_jax.masses import mix, softmax_pair
 from elsaa_jax.types import Array, BranchOutput, Implementation
 from pallas_kernels.configs import block_refusal
@@ -84,7 +84,8 @@ def count_keys(query: Array, num_keys: int, is_causal: bool, key_mask: Array | N
 
 def make_geometry(num_queries: int, num_keys: int, is_causal: bool, scale: float, masked: bool) -> Geometry:
     """The tiling of T queries against S keys."""
-    return Geometry(scale, is_causal, num_queries, num_keys, min(CHUNK, num_queries), min(CHUNK, num_keys), masked)
+    chunks = equal_size(num_queries, CHUNK), equal_size(num_keys, CHUNK)
+    return Geometry(scale, is_causal, num_queries, num_keys, *chunks, masked)
 
 
 def to_rows(query: Array, key: Array, value: Array, key_mask: Array | None) -> tuple[Array, Array, Array, Array]:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from elsaa_jax import blocks
+from elsaa_jax.chunks import equal_size
 from elsaa_jax.masses import mix, softmax_pair
 from elsaa_jax.types import Array, TilePlan
 
@@ -156,8 +157,7 @@ def _loop(plan: TilePlan, num_queries: int, num_keys: int, step, state):
     levels, num_tiles, tile = plan.query_rows.shape
     _, num_blocks, block = plan.key_rows.shape
     width = 1 if plan.blocks is None else plan.blocks.shape[-1]
-    most = max(1, SCORES_AT_A_TIME // (tile * width * block))
-    at_a_time = -(-num_tiles // -(-num_tiles // most))  # Groups of one size, so that the last is not padded by much.
+    at_a_time = equal_size(num_tiles, SCORES_AT_A_TIME // (tile * width * block))
 
     def group(x, fill):
         """(levels, A, ...) -> (levels, A / a, a, ...), padded with `fill`."""

@@ -182,6 +182,7 @@ class Niah:
             "train_length": self.train_length,
             "length": length,
             "depth": depth,
+            "needles": spec["needles"],
             "distractors": distractors,
         }
         nothing = dict.fromkeys(("accuracy", "low", "high", "seconds_per_example")) | {"n": 0}

@@ -16,30 +16,46 @@ import dataclasses
 import pathlib
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from experiments.arxiv import VARIANTS, task_of
-from experiments.claims import judge, needle_rows, summarize
+from experiments import arxiv, imdb, retrieval, tiny_imagenet, vision
+from experiments.claims import Summary, judge, needle_rows, summarize
 from experiments.engine import cli, pictures, suite
 from experiments.engine.errors import EngineError, disk_errors
 from experiments.engine.progress import format_seconds
 from experiments.engine.results import Rows
 from experiments.engine.signals import StopSignals, stop_at_once
-from experiments.engine.suite import COMPARED
+from experiments.engine.suite import COMPARED, Preset
 from experiments.engine.table import format_table
-from experiments.engine.workdir import RESULTS, read_json, versions, write_json, write_text
+from experiments.engine.workdir import RESULTS, first_difference, normal, read_json, versions, write_json, write_text
 from experiments.published import NIAH, NIAH_LENGTHS, TABLES
-from experiments.vision import PRESETS as VISION_PRESETS
 
-# The command of each task.
-TASKS: dict[str, list[str]] = {
-    "fashion_mnist": ["experiments.vision", "--dataset", "fashion_mnist"],
-    "imdb": ["experiments.imdb"],
-    **{name: ["experiments.vision", "--dataset", name] for name in VISION_PRESETS if name != "fashion_mnist"},
-    **{task_of(variant): ["experiments.arxiv", "--variant", variant] for variant in VARIANTS},
-    "retrieval": ["experiments.retrieval"],
-    "tiny_imagenet": ["experiments.tiny_imagenet"],
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """The command of a task, and its presets by name."""
+
+    command: tuple[str, ...]
+    presets: Mapping[str, Preset]
+
+
+TASKS: dict[str, Experiment] = {
+    "fashion_mnist": Experiment(
+        ("experiments.vision", "--dataset", "fashion_mnist"), vision.PRESETS["fashion_mnist"]
+    ),
+    "imdb": Experiment(("experiments.imdb",), imdb.PRESETS),
+    **{
+        name: Experiment(("experiments.vision", "--dataset", name), presets)
+        for name, presets in vision.PRESETS.items()
+        if name != "fashion_mnist"
+    },
+    **{
+        arxiv.task_of(variant): Experiment(("experiments.arxiv", "--variant", variant), presets)
+        for variant, presets in arxiv.VARIANTS.items()
+    },
+    "retrieval": Experiment(("experiments.retrieval",), retrieval.PRESETS),
+    "tiny_imagenet": Experiment(("experiments.tiny_imagenet",), tiny_imagenet.PRESETS),
 }
 SEVERAL_SEEDS = ("fashion_mnist", "imdb")
 NUM_SEEDS = 3
@@ -88,41 +104,79 @@ def run(arguments: argparse.Namespace) -> Rows:
     """Runs what is missing, where asked to, and writes the report."""
     workdir = arguments.workdir
     wanted = list(jobs(arguments.tasks, arguments.attention, arguments.seed))
-    if arguments.run:
-        for number, job in enumerate(wanted, 1):
-            print(f"run {number} of {len(wanted)}: {job.task}, {job.attention}, seed {job.seed}", flush=True)
-            if not is_done(job, workdir, arguments.preset):
-                _run(job, workdir, arguments)
-    rows = [row for task in TASKS for row in suite.collect(workdir / task)]
-    niah = (read_json(arguments.niah / RESULTS) or {"rows": []})["rows"]
+    failed = []
+    for number, job in enumerate(wanted if arguments.run else (), 1):
+        print(f"run {number} of {len(wanted)}: {job.task}, {job.attention}, seed {job.seed}", flush=True)
+        if not is_done(job, workdir, arguments) and not _run(job, workdir, arguments):
+            failed.append(job)
+    rows = [row for task in TASKS for row in suite.collect(workdir / task) if row["preset"] == arguments.preset]
+    niah = _read_niah(arguments.niah)
+    if failed and not rows:
+        raise _failure(failed)
     if not rows and not niah:
         raise EngineError(f"{workdir} has no results yet; give --run to train, or another --workdir")
+    check_budgets(rows, workdir)
     files = write_report(rows, niah, workdir, arguments.out)
-    missing = [job for job in wanted if not is_done(job, workdir, arguments.preset)]
     print(format_tables(rows, niah))
-    print(f"\n{len(wanted) - len(missing)} of {len(wanted)} runs are done\n{', '.join(map(str, files))}")
+    done = {(row["task"], row["attention"], row["seed"]) for row in rows} & set(map(dataclasses.astuple, wanted))
+    print(f"\n{len(done)} of {len(wanted)} runs are done\n{', '.join(map(str, files))}")
+    if failed:
+        raise _failure(failed)
     return rows
 
 
-def is_done(job: Job, workdir: pathlib.Path, preset: str) -> bool:
-    """Whether a run has its results; those of another preset are left to the run, which says whose they are."""
+def is_done(job: Job, workdir: pathlib.Path, arguments: argparse.Namespace) -> bool:
+    """Whether a run has its results; where they are those of another config, the run itself refuses."""
     stored = read_json(suite.run_directory(workdir / job.task, job.attention, job.seed) / RESULTS)
-    return bool(stored and stored["rows"]) and all(row["preset"] == preset for row in stored["rows"])
+    if not stored or not stored["rows"]:
+        return False
+    own = suite.make_parser("").parse(_flags(job, workdir, arguments))
+    preset = TASKS[job.task].presets[arguments.preset]
+    config = suite.run_config(job.task, arguments.preset, preset, job.attention, own)
+    return first_difference(stored["config"], normal(config)) is None
+
+
+def check_budgets(rows: Rows, workdir: pathlib.Path) -> None:
+    """Raises EngineError where the methods of a task were not trained and tested alike."""
+    for task in TASKS:
+        for name in ("length", "steps", "n_test"):
+            values = sorted({row[name] for row in rows if row["task"] == task})
+            if len(values) > 1:
+                raise EngineError(
+                    f"the runs of {task} in {workdir} have {name} = {' and '.join(map(str, values))}, and one budget is "
+                    "what makes them comparable; move the others away, or give another --workdir"
+                )
+
+
+def _failure(failed: Sequence[Job]) -> EngineError:
+    names = ", ".join(f"{job.task} {job.attention} {job.seed}" for job in failed)
+    return EngineError(f"{len(failed)} runs failed ({names}); mend what they say and run the same command again")
+
+
+def _read_niah(workdir: pathlib.Path) -> Rows:
+    rows = (read_json(workdir / RESULTS) or {"rows": []})["rows"]
+    if any("train_length" not in row for row in rows):
+        raise EngineError(f"{workdir} is not of needle in a haystack; give its work dir as --niah")
+    return rows
 
 
 def command(job: Job, workdir: pathlib.Path, arguments: argparse.Namespace) -> list[str]:
     """The command line of a run."""
+    return [sys.executable, "-m", *TASKS[job.task].command, *_flags(job, workdir, arguments)]
+
+
+def _flags(job: Job, workdir: pathlib.Path, arguments: argparse.Namespace) -> list[str]:
+    """Those that all experiments have."""
     flags = ["--attention", job.attention, "--seed", str(job.seed), "--workdir", str(workdir / job.task)]
     flags += ["--preset", arguments.preset]
     for name in ("steps", "batch_size", "data_dir"):
         if getattr(arguments, name) is not None:
             flags += [f"--{name.replace('_', '-')}", str(getattr(arguments, name))]
-    module, *own = TASKS[job.task]
-    return [sys.executable, "-m", module, *own, *flags]
+    return flags
 
 
-def _run(job: Job, workdir: pathlib.Path, arguments: argparse.Namespace) -> None:
-    """Runs one experiment; a signal ends it as well, once it has saved."""
+def _run(job: Job, workdir: pathlib.Path, arguments: argparse.Namespace) -> bool:
+    """Runs one experiment, and returns whether it was one; a signal ends it as well, once it has saved."""
     words = command(job, workdir, arguments)
     with StopSignals(stop_at_once):
         process = subprocess.Popen(words)
@@ -133,7 +187,8 @@ def _run(job: Job, workdir: pathlib.Path, arguments: argparse.Namespace) -> None
             process.wait()
             raise
     if code:
-        raise EngineError(f"{' '.join(words[1:])} ended with code {code}; mend it and run the same command again")
+        print(f"{' '.join(words[1:])} ended with code {code}", flush=True)
+    return not code
 
 
 def write_report(rows: Rows, niah: Rows, workdir: pathlib.Path, out: pathlib.Path) -> list[pathlib.Path]:
@@ -157,7 +212,7 @@ def write_report(rows: Rows, niah: Rows, workdir: pathlib.Path, out: pathlib.Pat
     text = [HEAD, format_tables(rows, niah)]
     text += [f"![{path.stem}]({path.name})" for path in written if path.suffix == ".png"]
     write_text(out / REPORT, "\n\n".join(text) + "\n")
-    write_json(out / ROWS, {"versions": versions(), "rows": rows})
+    write_json(out / ROWS, {"versions": versions(), "rows": rows, "niah": list(needle_rows(niah).values())})
     return written
 
 
@@ -192,7 +247,7 @@ def format_tables(rows: Rows, niah: Rows) -> str:
         parts.append(f"## {title}\n\n{_classification_table(rows, tasks)}")
     parts.insert(3, f"## Table 4: needle in a haystack\n\n{_niah_table(niah)}")
     verdicts = [[verdict.claim, verdict.verdict, verdict.evidence] for verdict in judge(rows, niah)]
-    parts.append(f"## The paper's claims\n\n{format_table(('claim', 'here', 'evidence'), verdicts)}")
+    parts.append(f"## The paper's claims\n\n{format_table(('claim', 'at our lengths', 'evidence'), verdicts)}")
     return "\n\n".join(parts)
 
 
@@ -201,19 +256,20 @@ def _classification_table(rows: Rows, tasks: dict[str, Any]) -> str:
         *("task", "attention", "paper: train", "test", "ours: train", "test", "95 % interval", "n", "seeds"),
         *("preset", "tokens", "steps", "time"),
     )
-    lines = []
+    lines, summaries = [], summarize(rows)
     for task, published in tasks.items():
         for name in COMPARED:
-            paper = [f"{value:.2f}" for value in published[name]] if name in published else ["-", "-"]
+            paper = [_published(value) for value in published[name]] if name in published else ["-", "-"]
             own = [row for row in rows if (row["task"], row["attention"]) == (task, name)]
-            lines.append([task, name, *paper, *_own_cells(own)])
+            lines.append([task, name, *paper, *(_own_cells(own, summaries[task, name]) if own else ["-"] * 9)])
     return format_table(header, lines)
 
 
-def _own_cells(rows: Rows) -> list[str]:
-    if not rows:
-        return ["-"] * 9
-    (found,) = summarize(rows).values()
+def _published(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.2f}"
+
+
+def _own_cells(rows: Rows, found: Summary) -> list[str]:
     low, high = found.interval
     train = sum(row["train_accuracy"] for row in rows) / len(rows)
     return [
@@ -231,10 +287,16 @@ def _own_cells(rows: Rows) -> list[str]:
 
 def _niah_table(rows: Rows) -> str:
     lines = []
-    found = {key: f"{100 * row['accuracy']:.1f} ({row['n']})" for key, row in needle_rows(rows).items()}
+    found = needle_rows(rows)
+    shown = {
+        key: (f"{100 * row['accuracy']:.1f}", f"{100 * row['low']:.1f} to {100 * row['high']:.1f}", f"{row['n']:,}")
+        for key, row in found.items()
+    }
     for name, published in NIAH.items():
         lines.append([name, "paper", *("OOM" if value is None else f"{value:.1f}" for value in published)])
-        lines.append([name, "ours (n)", *(found.get((name, length), "-") for length in NIAH_LENGTHS)])
+        for place, label in enumerate(("ours", "95 % interval", "n")):
+            cells = [shown[name, length][place] if (name, length) in shown else "-" for length in NIAH_LENGTHS]
+            lines.append([name if place == 0 else "", label, *cells])
     return format_table(("attention", "", *(f"{length:,}" for length in NIAH_LENGTHS)), lines)
 
 

@@ -35,13 +35,19 @@ def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, f
     return mean, mean - half, mean + half
 
 
-def difference_interval(share: float, n: int, other: float, other_n: int) -> tuple[float, float]:
-    """Newcombe's interval of the difference of two proportions, made of their score intervals, with 95 % confidence."""
-    (low, high), (other_low, other_high) = (
-        wilson_interval(round(share * n), n),
-        wilson_interval(round(other * other_n), other_n),
-    )
-    difference = share - other
-    down = math.hypot(share - low, other_high - other)
-    up = math.hypot(high - share, other - other_low)
+Interval = tuple[float, float]
+
+
+def widen(value: float, interval: Interval, error: float) -> Interval:
+    """An interval of `value` to which an independent error is added, at both ends: squares add up."""
+    low, high = interval
+    return value - math.hypot(value - low, error), value + math.hypot(high - value, error)
+
+
+def difference_interval(value: float, interval: Interval, other: float, other_interval: Interval) -> Interval:
+    """The interval of the difference of two independent values, from theirs; of two shares, it is Newcombe's."""
+    (low, high), (other_low, other_high) = interval, other_interval
+    difference = value - other
+    down = math.hypot(value - low, other_high - other)
+    up = math.hypot(high - value, other - other_low)
     return difference - down, difference + up
