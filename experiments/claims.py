@@ -150,7 +150,7 @@ def _short(found: Summaries) -> Verdict:
         for name, other in itertools.combinations(names, 2):
             difference, low, high = found[task, name] - found[task, other]
             apart = low > CLOSE or high < -CLOSE
-            verdicts.append(FAILS if apart else HOLDS if -CLOSE <= low and high <= CLOSE else UNDECIDED)
+            verdicts.append(FAILS if apart else HOLDS if low >= -CLOSE and high <= CLOSE else UNDECIDED)
             evidence.append(f"{name} - {other} {_points(difference)} ({_points(low)} to {_points(high)}) on {task}")
     verdict = next((verdict for verdict in (FAILS, UNDECIDED) if verdict in verdicts), HOLDS)
     return Verdict(claim, verdict, "; ".join(evidence))

@@ -41,9 +41,7 @@ class Experiment:
 
 
 TASKS: dict[str, Experiment] = {
-    "fashion_mnist": Experiment(
-        ("experiments.vision", "--dataset", "fashion_mnist"), vision.PRESETS["fashion_mnist"]
-    ),
+    "fashion_mnist": Experiment(("experiments.vision", "--dataset", "fashion_mnist"), vision.PRESETS["fashion_mnist"]),
     "imdb": Experiment(("experiments.imdb",), imdb.PRESETS),
     **{
         name: Experiment(("experiments.vision", "--dataset", name), presets)
@@ -143,8 +141,8 @@ def check_budgets(rows: Rows, workdir: pathlib.Path) -> None:
             values = sorted({row[name] for row in rows if row["task"] == task})
             if len(values) > 1:
                 raise EngineError(
-                    f"the runs of {task} in {workdir} have {name} = {' and '.join(map(str, values))}, and one budget is "
-                    "what makes them comparable; move the others away, or give another --workdir"
+                    f"the runs of {task} in {workdir} have {name} = {' and '.join(map(str, values))}, and only those "
+                    "of one budget can be compared; move the others away, or give another --workdir"
                 )
 
 

@@ -64,7 +64,7 @@ class DataSet:
 _FASHION = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com"
 _IMDB = "https://ai.stanford.edu/~amaas/data/sentiment"
 _PETS = "https://thor.robots.ox.ac.uk/~vgg/data/pets"
-_FLOWERS = "https://thor.robots.ox.ac.uk/~vgg/data/flowers/102"
+_FLOWERS = "https://www.robots.ox.ac.uk/~vgg/data/flowers/102"
 _FOOD = "http://data.vision.ee.ethz.ch/cvl"
 _TINY = "http://cs231n.stanford.edu"
 _TRAIN_TEST, _WITH_VALIDATION = ("train", "test"), ("train", "valid", "test")
@@ -121,14 +121,15 @@ DATA_SETS = {
             "text",
             _WITH_VALIDATION,
             (Form("lines", tuple(RawFile(f"{split}.jsonl.xz") for split in _WITH_VALIDATION)),),
-            "https://huggingface.co/datasets/ccdv/arxiv-classification, as lines of JSON with id, label11 and text",
+            "any collection of papers, and write lines of JSON with id, label11 (0 to 10) and text; the paper's is at "
+            "https://huggingface.co/datasets/ccdv/arxiv-classification",
         ),
         DataSet(
             "wikitext2",
             "text",
             _WITH_VALIDATION,
             (Form("plain", tuple(RawFile(f"{split}.txt.xz") for split in _WITH_VALIDATION)),),
-            "https://huggingface.co/datasets/Salesforce/wikitext, as plain text",
+            "https://huggingface.co/datasets/Salesforce/wikitext, and write each split as plain text",
         ),
     )
 }

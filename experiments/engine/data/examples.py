@@ -22,6 +22,7 @@ Split = Literal["train", "test"]
 Arrays = tuple[np.ndarray, np.ndarray]
 # No part of what is trained: the same data may lie elsewhere.
 DATA_DIR_FIELD = {PART_OF_RUN: False}
+EVALUATED_STREAM = 2**31  # of packs of training papers: of no seed, so that all of them are new to every run
 
 
 class Examples(Protocol):
@@ -136,7 +137,7 @@ class PaperData:
         if split == "test":
             tokens, labels = _test_packs(self)
             return tokens[indices], labels[indices]
-        return papers.stream_packs(self._papers("train"), indices, self.length, seed=0)
+        return papers.stream_packs(self._papers("train"), indices, self.length, EVALUATED_STREAM)
 
     def training(self, position: int, count: int, seed: int, rng: np.random.Generator) -> Arrays:
         """See `Examples`; the stream has no end, and its packs are new ones."""

@@ -17,18 +17,25 @@ from experiments.engine.errors import EngineError
 
 NUM_CLASSES = 11
 SHORTEST = 1000  # tokens of a paper that is kept
-# Names of archives that are no English words go wherever they stand; the others where they are part of an identifier or
-# of a subject class, such as math/0105123, cs.LG or [math].
+# Names of archives that are no English words go wherever they stand, and however their hyphen is written; the others
+# where they are part of an identifier, of an address or of a subject class, such as math/0105123, archive/cs, cs.LG,
+# physics.optics or [math].
 _ARCHIVES = (
     r"astro-ph|cond-mat|gr-qc|hep-ex|hep-lat|hep-ph|hep-th|math-ph|nlin|nucl-ex|nucl-th|quant-ph|q-bio|q-fin|"
     r"alg-geom|chao-dyn|patt-sol|solv-int|adap-org|comp-gas|dg-ga|funct-an|q-alg|cmp-lg|chem-ph|acc-phys|atom-ph|"
     r"plasm-ph|supr-con|mtrl-th|ao-sci|bayes-an"
-)
+).replace("-", r"(?:\s*-\s*)?")
 _WORDS = r"math|physics|cs|stat|eess|econ"
+_OF_PHYSICS = (
+    r"acc-ph|ao-ph|app-ph|atm-clus|atom-ph|bio-ph|chem-ph|class-ph|comp-ph|data-an|ed-ph|flu-dyn|gen-ph|geo-ph|hist-ph|"
+    r"ins-det|med-ph|optics|plasm-ph|pop-ph|soc-ph|space-ph"
+)
 TAGS = re.compile(
     rf"\barxiv\s*[:.]?\s*(?:[a-z.-]+/)?[0-9.v]*"
     rf"|(?<![a-z])(?:{_ARCHIVES})(?![a-z])(?:\.[a-z-]+)?(?:/[0-9v]+)?"
     rf"|(?<![a-z])(?:{_WORDS})(?:/[0-9]{{4,}}[0-9v]*|\.[a-z]{{2}}(?![a-z])(?:/[0-9v]+)?)"
+    rf"|(?<![a-z])physics\.(?:{_OF_PHYSICS})(?![a-z])(?:/[0-9v]+)?"
+    rf"|(?<![a-z])archive/(?:{_WORDS})(?![a-z])"
     rf"|\[\s*(?:{_WORDS})\s*\]",
     re.IGNORECASE,
 )
@@ -169,6 +176,12 @@ def pack_once(papers: Papers, length: int) -> tuple[np.ndarray, np.ndarray, list
     return np.stack(rows), np.array(labels, np.int32), sources
 
 
+def _half(members: np.ndarray, side: int) -> np.ndarray:
+    """The first or the second half."""
+    half = len(members) // 2
+    return members[half:] if side else members[:half]
+
+
 def make_pairs(
     papers: Papers, indices: np.ndarray, length: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray, list[tuple[list[int], list[int]]]]:
@@ -189,15 +202,11 @@ def make_pairs(
         rng = np.random.default_rng([seed, index, 2])
         same = int(rng.integers(2))
         one = int(rng.integers(NUM_CLASSES))
-        members = rng.permutation(papers.by_class[one])
-        if same:
-            half = len(members) // 2
-            left, right = members[:half], members[half:]
-        else:
-            other = (one + 1 + int(rng.integers(NUM_CLASSES - 1))) % NUM_CLASSES
-            left, right = members, rng.permutation(papers.by_class[other])
-        a, of_a = fill(papers, left, first)
-        b, of_b = fill(papers, right, second)
+        other = one if same else (one + 1 + int(rng.integers(NUM_CLASSES - 1))) % NUM_CLASSES
+        # Each side has half of its class, in both kinds of pairs: which papers come again tells nothing.
+        members, others = (np.random.default_rng([seed, index, 3, label]) for label in (one, other))
+        a, of_a = fill(papers, _half(members.permutation(papers.by_class[one]), 0), first)
+        b, of_b = fill(papers, _half(others.permutation(papers.by_class[other]), 1), second)
         rows.append(np.concatenate([[CLASS], a, [SEPARATOR], b]).astype(np.int32))
         labels.append(same)
         sources.append((of_a, of_b))

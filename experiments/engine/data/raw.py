@@ -28,8 +28,10 @@ from experiments.engine.errors import EngineError, one_line
 
 SUMS = "SHA256SUMS"  # at the top of a data dir, as of `sha256sum`
 DAMAGED = (
+    AssertionError,
     EOFError,
     OSError,
+    TypeError,
     ValueError,
     KeyError,
     IndexError,
@@ -144,6 +146,7 @@ def _read_pack(form: Form, folder: pathlib.Path, split: str) -> Iterator[tuple[s
         raise ValueError(f"{len(blob)} bytes and {len(labels)} labels do not fit its offsets")
     for index in np.flatnonzero(splits == ("train", "test").index(split)):
         data = blob[offsets[index] : offsets[index + 1]].tobytes()
+        Image.open(io.BytesIO(data)).load()  # One that cannot be decoded is found here, and not in training.
         yield f"{index}/{names[index]}", {"image": io.BytesIO(data), "label": int(labels[index])}
 
 

@@ -38,7 +38,7 @@ def data_dir_of(given: str | os.PathLike[str] | None) -> pathlib.Path:
 
 
 def prepared_dir_of(data_dir: pathlib.Path) -> pathlib.Path:
-    """Where prepared sets lie: what ELSAA_PREPARED_DIR names, or `prepared` in the data dir."""
+    """Where sets are prepared: what ELSAA_PREPARED_DIR names, or `prepared` in the data dir."""
     return pathlib.Path(os.environ.get(PREPARED_DIR) or data_dir / PREPARED).absolute()
 
 
@@ -68,18 +68,24 @@ def _open(data_set: DataSet, split: str, data_dir: pathlib.Path, prepared_dir: p
 
 
 def prepare(data_set: DataSet, data_dir: pathlib.Path, prepared_dir: pathlib.Path) -> pathlib.Path:
-    """The directory of a prepared set; makes it where it is not there. Two processes make it once."""
-    target = prepared_dir / data_set.name / data_set.version
-    if target.is_dir():
-        _verify(target)
-        return target
+    """The directory of a prepared set, in the data dir or in `prepared_dir`; makes it in the latter where it is not.
+
+    Two processes make it once.
+    """
     folder = data_dir / data_set.name
+    place = pathlib.Path(data_set.name) / data_set.version
+    for target in (data_dir / PREPARED / place, prepared_dir / place):
+        if target.is_dir():
+            _verify(target, data_set, folder)
+            return target
     form = _raw_form(data_set, folder, prepared_dir)
     _check_writable(prepared_dir, data_set)
+    if older := _older(data_set, prepared_dir):
+        print(f"{data_set.name} was prepared by version {older}, and {data_set.version} is needed", file=sys.stderr)
     with _writing(prepared_dir), _locked(prepared_dir / f".{data_set.name}.lock"):
         if not target.is_dir():
             _build(data_set, form, folder, prepared_dir, target)
-    _verify(target)
+    _verify(target, data_set, folder)
     return target
 
 
@@ -99,19 +105,35 @@ def _build(
         write_json(built / MANIFEST, {"name": data_set.name, "version": data_set.version, "raw": sums, "files": files})
         target.parent.mkdir(parents=True, exist_ok=True)
         built.rename(target)
+    except (EngineError, OSError):
+        raise
+    except Exception as error:  # of the libraries, which have many: a disk that is full, a key that is there twice
+        raise EngineError(
+            f"{data_set.name} cannot be prepared from {folder} ({one_line(error)}); if the raw files are damaged, get "
+            f"them again from {data_set.home}"
+        ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _verify(target: pathlib.Path) -> None:
-    """Refuses a prepared set that is not what was prepared."""
+def _verify(target: pathlib.Path, data_set: DataSet, folder: pathlib.Path) -> None:
+    """Refuses a prepared set that is not what was prepared, or from other raw files than are there."""
     remedy = "remove the directory, and it is prepared anew"
     try:
-        files = json.loads((target / MANIFEST).read_text())["files"]
+        manifest = json.loads((target / MANIFEST).read_text())
+        files, sources = dict(manifest["files"]), set(manifest["raw"])
+        if not files or (manifest["name"], manifest["version"]) != (data_set.name, data_set.version):
+            raise ValueError("it is not of this set")
     except FileNotFoundError:
         raise EngineError(f"{target} is not complete (it has no {MANIFEST}); {remedy}") from None
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise EngineError(f"{target / MANIFEST} is damaged ({one_line(error)}); {remedy}") from error
+    present = _present_form(data_set, folder)
+    if present is not None and sources != {file.name for file in present.files}:
+        there = ", ".join(file.name for file in present.files)
+        raise EngineError(
+            f"{target} was prepared from {', '.join(sorted(sources))}, and {folder} has {there}; {remedy}"
+        )
     for name, wanted in files.items():
         path = target / name
         if not path.is_file() or raw.sha256_of(path) != wanted:
@@ -120,17 +142,17 @@ def _verify(target: pathlib.Path) -> None:
 
 def _raw_form(data_set: DataSet, folder: pathlib.Path, prepared_dir: pathlib.Path) -> Form:
     """The form whose raw files are in the folder; where there is none, that of the public home, loaded from there."""
-    for form in data_set.forms:
-        if all((folder / file.name).is_file() for file in form.files):
-            return form
+    form = _present_form(data_set, folder)
+    if form is not None:
+        return form
+    # Of the form that is nearest to whole.
+    absent = min((_absent(form, folder) for form in data_set.forms), key=len)
+    reason = f"{folder / absent[0]} is not there"
+    if older := _older(data_set, prepared_dir):
+        reason = f"it was prepared by version {older} and {data_set.version} is needed, for which {reason}"
     form = data_set.forms[-1]
-    missing = next(file for file in form.files if not (folder / file.name).is_file())
-    reason = f"{folder / data_set.forms[0].files[0].name} is not there"
-    older = sorted(path.name for path in (prepared_dir / data_set.name).glob("*") if path.is_dir())
-    if older:
-        reason = f"it was prepared by version {older[-1]} and {data_set.version} is needed, for which {reason}"
-    if missing.url is not None:
-        reason = _load(data_set, form, folder, reason)
+    if all(file.url is not None for file in form.files):
+        reason = _load(form, folder, reason)
         if not reason:
             return form
     raise EngineError(
@@ -139,9 +161,25 @@ def _raw_form(data_set: DataSet, folder: pathlib.Path, prepared_dir: pathlib.Pat
     )
 
 
-def _load(data_set: DataSet, form: Form, folder: pathlib.Path, reason: str) -> str:
+def _present_form(data_set: DataSet, folder: pathlib.Path) -> Form | None:
+    """The first form of which all raw files are there."""
+    return next((form for form in data_set.forms if not _absent(form, folder)), None)
+
+
+def _absent(form: Form, folder: pathlib.Path) -> list[str]:
+    return [file.name for file in form.files if not (folder / file.name).is_file()]
+
+
+def _older(data_set: DataSet, prepared_dir: pathlib.Path) -> str | None:
+    """Another version of the set that was prepared."""
+    versions = [path.name for path in (prepared_dir / data_set.name).glob("*") if path.is_dir()]
+    return max(versions, default=None, key=lambda name: [int(part) for part in name.split(".") if part.isdigit()])
+
+
+def _load(form: Form, folder: pathlib.Path, reason: str) -> str:
     """Loads the files of a form; returns `reason` and why it cannot, or "" where it could."""
-    _check_writable(folder.parent, data_set)
+    if (closed := _read_only(folder)) is not None:
+        return f"{reason}, and {closed} cannot be written to, so it is not loaded from its home"
     with _writing(folder), _locked(folder / ".lock"):
         for file in form.files:
             assert file.url is not None
@@ -162,7 +200,7 @@ def _download(url: str, path: pathlib.Path) -> None:
     try:
         with urllib.request.urlopen(url, timeout=DOWNLOAD_SECONDS) as response, partial.open("wb") as file:
             expected, done = int(response.headers.get("Content-Length", 0)), 0
-            while chunk := response.read(CHUNK):
+            while chunk := _receive(response):
                 file.write(chunk)
                 done += len(chunk)
                 if sys.stderr.isatty():
@@ -174,12 +212,24 @@ def _download(url: str, path: pathlib.Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _check_writable(directory: pathlib.Path, data_set: DataSet) -> None:
-    """Refuses a directory that is marked as read-only, for root as well, who could write there."""
+def _receive(response: Any) -> bytes:
+    """The next part of a download; an error here is one of the connection, not of the disk."""
+    try:
+        return response.read(CHUNK)
+    except OSError as error:
+        raise ConnectionError(one_line(error)) from error
+
+
+def _read_only(directory: pathlib.Path) -> pathlib.Path | None:
+    """What exists of a directory, where it is marked as read-only, for root as well, who could write there."""
     existing = next(path for path in (directory, *directory.parents) if path.exists())
-    if not existing.stat().st_mode & 0o222 or not os.access(existing, os.W_OK):
+    return None if existing.stat().st_mode & 0o222 and os.access(existing, os.W_OK) else existing
+
+
+def _check_writable(directory: pathlib.Path, data_set: DataSet) -> None:
+    if (closed := _read_only(directory)) is not None:
         raise EngineError(
-            f"{existing} cannot be written to, and {data_set.name} has to be prepared; give a --data-dir that can, or "
+            f"{closed} cannot be written to, and {data_set.name} has to be prepared; give a --data-dir that can, or "
             f"set {PREPARED_DIR} to a directory for prepared sets"
         )
 

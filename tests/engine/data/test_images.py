@@ -28,6 +28,18 @@ def test_views_have_the_size_and_come_from_the_image(shape, kind):
     )
 
 
+def test_a_resized_crop_keeps_a_part_of_the_image():
+    """Of an image that grows brighter to the right: a part of its levels, from all over it; and all in evaluation."""
+    image = np.broadcast_to(np.arange(200, dtype=np.uint8)[None, :, None], (200, 200, 3))
+    rng = np.random.default_rng(0)
+    views = [training_image(image, 28, "resized_crop", rng, area=(0.1, 0.1)).astype(int) for _ in range(50)]
+    widths = [int(np.ptp(view)) for view in views]
+    assert 40 < min(widths) < max(widths) < 85  # sqrt(0.1) of 200 is 63, and sides differ by up to 4 / 3
+    assert min(view.min() for view in views) < 20
+    assert max(view.max() for view in views) > 180
+    assert np.ptp(evaluation_image(image, 28, "resized_crop").astype(int)) > 150
+
+
 def test_a_padded_crop_moves_the_image_by_up_to_four_pixels():
     image = np.zeros((28, 28, 1), np.uint8)
     image[14, 14] = 255
@@ -74,6 +86,8 @@ def test_image_data(tmp_path):
     inputs, labels = data.training(0, 12, 0, np.random.default_rng(0))
     assert inputs.shape == (12, *data.example.shape)
     assert sorted(labels) == sorted([0] * 8 + [1] * 4)
+    seen = data.read("test", np.arange(4))[0]
+    np.testing.assert_array_equal(data.read("test", np.arange(4))[0], seen)
     bright = inputs.mean(axis=(1, 2, 3))
     assert bright[labels == 1].min() > bright[labels == 0].max()
     with pytest.raises(EngineError, match="food101 has the label 1, and the model 1 classes"):

@@ -2,8 +2,11 @@
 
 import hashlib
 import json
+import lzma
 import os
 import shutil
+import subprocess
+import sys
 import urllib.error
 
 import numpy as np
@@ -48,10 +51,8 @@ def test_idx_files_are_read_bit_by_bit(tmp_path):
     for split, count in FASHION_COUNTS.items():
         source = store.open_split("fashion_mnist", split, tmp_path)
         assert len(source) == count
-        images = sorted((source[index] for index in range(count)), key=lambda example: example["image"].tobytes())
-        wanted = sorted(fashion_images(split), key=lambda image: image.tobytes())
-        np.testing.assert_array_equal([example["image"][..., 0] for example in images], wanted)
-        assert sorted(example["label"] for example in images) == sorted(np.arange(count) % 10)
+        found = {(source[i]["image"].tobytes(), int(source[i]["label"])) for i in range(count)}
+        assert found == {(image.tobytes(), index % 10) for index, image in enumerate(fashion_images(split))}
 
 
 def test_reviews_papers_and_packs_are_read(tmp_path):
@@ -86,6 +87,25 @@ def test_prepared_sets_may_lie_elsewhere(pack_dir, tmp_path, monkeypatch):
     assert not (pack_dir / "prepared").exists()
 
 
+def test_what_the_data_dir_has_prepared_comes_first(pack_dir, tmp_path, monkeypatch):
+    store.open_split(PACK, "train", pack_dir)
+    write_pack(tmp_path / "other", PACK, count=16)
+    monkeypatch.setenv(store.PREPARED_DIR, str(tmp_path / "elsewhere"))
+    assert len(store.open_split(PACK, "train", tmp_path / "other")) == 12
+    store._open.cache_clear()
+    assert len(store.open_split(PACK, "train", pack_dir)) == 6
+
+
+def test_two_processes_prepare_a_set_once(pack_dir):
+    program = f"from experiments.engine.data.store import open_split; print(len(open_split({PACK!r}, 'train')))"
+    environment = os.environ | {store.DATA_DIR: str(pack_dir)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    processes = [subprocess.Popen([sys.executable, "-c", program], env=environment, **pipes) for _ in range(2)]
+    outputs = [process.communicate(timeout=120) for process in processes]
+    assert [out for out, _ in outputs] == ["6\n", "6\n"]
+    assert sum(error.count("preparing food101") for _, error in outputs) == 1
+
+
 def refused(message, name=PACK, split="train", *, data_dir):
     store._open.cache_clear()
     with pytest.raises(EngineError, match=message) as caught:
@@ -94,8 +114,12 @@ def refused(message, name=PACK, split="train", *, data_dir):
 
 
 def test_a_missing_set_says_where_to_get_it(tmp_path):
-    wanted = r"arxiv11 cannot be found: .*train.jsonl.xz is not there; get it from https://huggingface.co/datasets/ccdv"
+    wanted = (
+        r"arxiv11 cannot be found: .*train.jsonl.xz is not there; get it from .*https://huggingface.co/datasets/ccdv"
+    )
     refused(wanted, "arxiv11", data_dir=tmp_path)
+    write_arxiv(tmp_path, {"train": [(0, "a")], "test": [(0, "b")]})
+    refused(r"arxiv11/valid.jsonl.xz is not there", "arxiv11", data_dir=tmp_path)
     refused("'mnist' is no data set; use one of fashion_mnist, imdb", "mnist", data_dir=tmp_path)
     refused("food101 has no split 'valid'; use one of train, test", split="valid", data_dir=tmp_path)
 
@@ -152,6 +176,33 @@ def test_a_damaged_raw_file(pack_dir):
     assert len(store.open_split(PACK, "train", pack_dir)) == 6
 
 
+def test_images_that_cannot_be_decoded(pack_dir):
+    path = pack_dir / PACK / "food10.npz"
+    with np.load(path) as pack:
+        arrays = dict(pack)
+    np.savez(path, **arrays | {"blob": np.zeros_like(arrays["blob"])})
+    refused(r"a raw file of food101 in .* is damaged \(cannot identify image file", data_dir=pack_dir)
+
+
+def test_raw_files_that_are_not_what_they_should_be(tmp_path):
+    write_imdb(tmp_path, {("train", "pos"): ["good"]})
+    refused(r"imdb cannot be prepared from .* \(.*\); if the raw files are damaged", "imdb", data_dir=tmp_path)
+    write_arxiv(tmp_path, {"train": [(0, "a")], "valid": [(None, "b")], "test": [(0, "c")]})
+    refused(r"a raw file of arxiv11 in .* is damaged", "arxiv11", data_dir=tmp_path)
+    lines = '{"id": "1", "label11": 0, "text": "a"}\n{"id": "1", "label11": 0, "text": "b"}'
+    for split in ("train", "valid", "test"):
+        (tmp_path / f"arxiv11/{split}.jsonl.xz").write_bytes(lzma.compress(lines.encode()))
+    refused(r"arxiv11 cannot be prepared from .* \(.*\); if the raw files are damaged", "arxiv11", data_dir=tmp_path)
+    assert not list((tmp_path / "prepared").glob("*/*"))
+
+
+def test_a_set_of_other_raw_files(pack_dir):
+    """A part of a set is not taken for all of it."""
+    store.open_split(PACK, "train", pack_dir)
+    (pack_dir / PACK / "food10.npz").rename(pack_dir / PACK / "food-101.tar.gz")
+    refused(r"was prepared from food10.npz, and .*food101 has food-101.tar.gz; remove the dir", data_dir=pack_dir)
+
+
 def test_check_sums_of_raw_files(pack_dir):
     data = (pack_dir / PACK / "food10.npz").read_bytes()
     sums = pack_dir / raw.SUMS
@@ -188,18 +239,20 @@ def test_a_damaged_prepared_set(pack_dir):
     refused(r"array_record.* is damaged; remove the directory, and it is prepared anew", data_dir=pack_dir)
     record.unlink()
     refused(r"array_record.* is missing; remove the directory", data_dir=pack_dir)
-    manifest.write_text("{")
-    refused(r"checksums.json is damaged \(.*\); remove the directory", data_dir=pack_dir)
+    for content in ("{", "[]", '{"files": []}', '{"files": {}, "raw": {}, "name": "food101", "version": "1.0.0"}'):
+        manifest.write_text(content)
+        refused(r"checksums.json is damaged \(.*\); remove the directory", data_dir=pack_dir)
     manifest.unlink()
     refused(r"is not complete \(it has no .*\); remove the directory", data_dir=pack_dir)
 
 
 @pytest.mark.usefixtures("no_network")
-def test_a_set_of_an_older_version(pack_dir):
+def test_a_set_of_an_older_version(pack_dir, capsys):
     store.open_split(PACK, "train", pack_dir)
     prepared(pack_dir).rename(prepared(pack_dir).with_name("0.9.0"))
     store._open.cache_clear()
     assert len(store.open_split(PACK, "train", pack_dir)) == 6  # made anew of the raw files
+    assert "food101 was prepared by version 0.9.0, and 1.0.0 is needed" in capsys.readouterr().err
     shutil.rmtree(prepared(pack_dir))
     shutil.rmtree(pack_dir / PACK)
     refused(r"it was prepared by version 0.9.0 and 1.0.0 is needed, for which .*food10.npz", data_dir=pack_dir)
@@ -208,6 +261,9 @@ def test_a_set_of_an_older_version(pack_dir):
 def test_directories_that_cannot_be_written(pack_dir, monkeypatch):
     pack_dir.chmod(0o555)
     refused(r"cannot be written to, and food101 has to be prepared; .* set ELSAA_PREPARED_DIR", data_dir=pack_dir)
+    monkeypatch.setenv(store.PREPARED_DIR, str(pack_dir.parent / f"{pack_dir.name}_prepared"))
+    refused(r"imdb cannot be found: .* cannot be written to, so it is not loaded.*; get it", "imdb", data_dir=pack_dir)
+    monkeypatch.delenv(store.PREPARED_DIR)
     pack_dir.chmod(0o755)
     (pack_dir / "prepared").write_text("a file")
     refused(r"prepared cannot be used for data \(.*\); give a --data-dir that can", data_dir=pack_dir)
@@ -221,6 +277,12 @@ def test_a_full_disk(pack_dir, monkeypatch):
 
     monkeypatch.setattr(builder, "build", full)
     refused(r"data cannot be written to .* \(No space left on device\); make room", data_dir=pack_dir)
+
+    def full_of_records(*args):
+        raise RuntimeError("Failed to finalize writing: No space left on device")
+
+    monkeypatch.setattr(builder, "build", full_of_records)
+    refused(r"food101 cannot be prepared from .* \(.*No space left on device\)", data_dir=pack_dir)
     assert not prepared(pack_dir).exists()
 
 

@@ -1,6 +1,7 @@
 """Tokens, reviews and papers: nothing crosses a split, no class tag is left, and all has the length it should."""
 
 import collections
+import dataclasses
 import hashlib
 import re
 
@@ -9,6 +10,7 @@ import pytest
 
 from experiments.engine.data import papers, raw, reviews
 from experiments.engine.data.catalog import find
+from experiments.engine.data.examples import PairData, PaperData, ReviewData
 from experiments.engine.data.order import shuffled
 from experiments.engine.data.text import CLASS, NUM_SPECIAL, SEPARATOR, UNKNOWN, Vocabulary, augment, tokenize
 from tests.engine.data.raw_sets import needs_real_data, paper_text, real, write_arxiv, write_imdb
@@ -58,23 +60,69 @@ def test_reviews_are_kept_cut_or_joined():
         reviews.cut(documents, labels, 500)
 
 
-def test_no_test_review_is_trained_on(tmp_path):
-    texts = {
-        (split, kind): [f"{split}{kind}{index} " * (40 + 30 * index) for index in range(6)]
-        for split in ("train", "test")
-        for kind in ("neg", "pos")
-    }
-    write_imdb(tmp_path, texts)
-    train, test = reviews.load_reviews(str(tmp_path), 64, 100)
-    # The vocabulary is that of training: a word of a test review is known only if it came through.
-    assert (train.tokens >= NUM_SPECIAL).all()
-    assert (test.tokens == UNKNOWN).all()
-    assert set(train.labels) == set(test.labels) == {0, 1}
-    for split in (train, test):
-        assert split.tokens.shape == (len(split.labels), 64)
+def words_of(split, label, count):
+    """Words that no other split has."""
+    rng = np.random.default_rng([len(split), label, count])
+    return " ".join(f"{split}{label}w{i}" for i in rng.integers(20, size=count))
+
+
+@pytest.fixture(scope="module")
+def words_tell_their_split(tmp_path_factory):
+    data_dir = tmp_path_factory.mktemp("splits")
+    kinds = ("neg", "pos")
+    write_imdb(
+        data_dir,
+        {
+            (split, kind): [words_of(split, kinds.index(kind), 40 + 30 * index) for index in range(6)]
+            for split in ("train", "test")
+            for kind in kinds
+        },
+    )
+    write_arxiv(
+        data_dir,
+        {
+            split: [(label, words_of(split, label, 1000 + index)) for label in range(11) for index in range(3)]
+            for split in ("train", "valid", "test")
+        },
+    )
+    return str(data_dir)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [ReviewData(64, 1000), PaperData(1500, 1000), PairData(1500, 1000, train_pairs=50, test_pairs=50)],
+    ids=["reviews", "papers", "pairs"],
+)
+def test_no_test_text_is_trained_on(words_tell_their_split, data):
+    """The vocabulary is that of training, so words of other splits are unknown: none in training, all in the test."""
+    data = dataclasses.replace(data, data_dir=words_tell_their_split)
+    trained, _ = data.training(0, 100, 0, np.random.default_rng(0))
+    assert (trained != UNKNOWN).all()
+    read, _ = data.read("train", np.arange(min(10, data.count("train"))))
+    assert (read != UNKNOWN).all()
+    tested, _ = data.read("test", np.arange(min(10, data.count("test"))))
+    assert np.isin(tested, [UNKNOWN, CLASS, SEPARATOR]).all()
+    assert (tested == UNKNOWN).sum() >= tested.size - 2 * len(tested)
+
+
+def test_training_reviews_are_augmented(words_tell_their_split):
+    data = ReviewData(64, 1000, data_dir=words_tell_their_split)
+    plain = dataclasses.replace(data, augmentation_rate=0.0)
+    count = data.count("train")
+    (augmented, labels), (kept, same) = (some.training(0, count, 5, np.random.default_rng(0)) for some in (data, plain))
+    np.testing.assert_array_equal(labels, same)
+    assert (augmented != kept).any(axis=1).mean() > 0.9
+    originals = {row.tobytes() for row in data.read("train", np.arange(count))[0]}
+    assert {row.tobytes() for row in kept} == originals
 
 
 TAGGED = {
+    "hepph/9402300, hepth@xxx/9207091": ", @xxx/9207091",
+    "hep-\nth/9901001 and CondMat1": "and 1",
+    "xxx.lanl.gov/archive/cs or physics.optics/0105123": "xxx.lanl.gov/ or",
+    "[physics.gen-ph] physics.flu-dyn": "[ ]",
+    "physics. Optics follows": "physics. Optics follows",
+    "an archive/csv of math": "an archive/csv of math",
     "see hep-th/9901001v2 and [astro-ph.CO]": "see and [ ]",
     "arXiv:0704.0001 [math.AG] 5 Apr": "[ ] 5 Apr",
     "arXiv: cond-mat/0203517v1": "",
@@ -92,21 +140,26 @@ def test_class_tags_go_and_words_stay(text, stripped):
 
 @pytest.fixture(scope="module")
 def few_papers(tmp_path_factory):
-    """Three papers of each class in training, two elsewhere; the first of training is a test paper too."""
+    """Three papers of each class in training, two elsewhere.
+
+    In training there is a test paper too, one that is too short by a word, and one that names its archive.
+    """
     data_dir = tmp_path_factory.mktemp("arxiv")
     splits = {"train": (3, 100), "valid": (2, 200), "test": (2, 300)}
     texts = {
         split: [(label, paper_text(start + index, label)) for label in range(11) for index in range(count)]
         for split, (count, start) in splits.items()
     }
-    texts["train"] += [texts["test"][0], (0, "too short hep-th")]
+    long = f"hep-th/9901001 {paper_text(400, 0)}"
+    texts["train"] += [texts["test"][0], (0, paper_text(500, 0, words=999)), (0, long)]
     write_arxiv(data_dir, texts)
     return papers.load_papers(str(data_dir), 2000)
 
 
 def test_no_paper_is_in_two_splits(few_papers):
     assert {split: data.duplicates for split, data in few_papers.items()} == {"test": 0, "valid": 0, "train": 1}
-    assert [len(data.tokens) for data in few_papers.values()] == [22, 22, 33]
+    assert [len(data.tokens) for data in few_papers.values()] == [22, 22, 34]
+    assert {len(tokens) for data in few_papers.values() for tokens in data.tokens} == {1100}
     hashes = [hashlib.sha256(tokens.tobytes()).hexdigest() for data in few_papers.values() for tokens in data.tokens]
     assert len(set(hashes)) == len(hashes)
 
@@ -139,6 +192,9 @@ def test_pairs_have_no_paper_in_common(few_papers):
     for label, (a, b) in zip(labels, sources, strict=True):
         assert not set(a) & set(b)
         assert label == (data.labels[a[0]] == data.labels[b[0]])
+    # Long ones come to the end of half a class and begin anew: as often in both kinds.
+    _, _, sources = papers.make_pairs(data, np.arange(200), 5000, seed=0)
+    assert {len(set(side)) for pair in sources for side in pair} == {1}
 
 
 def test_the_order_is_a_function_of_the_position():
@@ -167,7 +223,9 @@ def test_published_papers():
     """Splits as published; no tag of a class is left, and no paper is in two splits."""
     data_set, folder = find("arxiv11"), real("arxiv11")
     left = re.compile(
-        r"(?<![a-z])(astro-ph|hep-ph|hep-th|cond-mat|gr-qc|quant-ph|nucl-th|nlin)(?![a-z])|arxiv *:", re.I
+        r"(?<![a-z])(astro|hep|cond|gr|quant|nucl)\s*-?\s*(ph|th|ex|lat|mat|qc)(?![a-z])|(?<![a-z])nlin(?![a-z])"
+        r"|arxiv *:|archive/(cs|math|physics)\b|(?<![a-z])(cs|math|physics)/\d{7}",
+        re.I,
     )
     raw.check(data_set, data_set.forms[0], folder)
     hashes: list[str] = []
