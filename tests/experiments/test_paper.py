@@ -1,17 +1,17 @@
 """The report on the paper: which runs there are, its tables, and verdicts that follow from the rows alone."""
 
 import importlib
-import itertools
 import json
 import subprocess
 import sys
 
 import pytest
 
-from experiments import claims, paper, published
+from experiments import claims, imdb, paper, published
 from experiments.claims import FAILS, HOLDS, MISSING, UNDECIDED, judge, summarize
+from experiments.engine import suite
 from experiments.engine.errors import EngineError
-from experiments.engine.stats import difference_interval
+from experiments.engine.stats import difference_interval, mean_interval, wilson_interval
 from experiments.engine.suite import COMPARED
 from tests.engine.helpers import assert_refused
 
@@ -35,17 +35,20 @@ def row(task, attention, accuracy, seed=0, n=2000, length=1024):
     }
 
 
-def needle(attention, accuracy, length=65536):
+def needle(attention, accuracy, length=65536, n=100, **changes):
+    low, high = wilson_interval(round(accuracy * n), n)
     return {
         "attention": attention,
         "accuracy": accuracy,
-        "low": accuracy - 0.01,
-        "high": accuracy + 0.01,
-        "n": 100,
+        "low": low,
+        "high": high,
+        "n": n,
         "length": length,
         "train_length": 1024,
         "depth": None,
+        "needles": 1,
         "distractors": 0,
+        **changes,
     }
 
 
@@ -64,6 +67,7 @@ def test_every_row_of_the_paper_is_a_run():
     jobs = list(paper.jobs(tuple(paper.TASKS), COMPARED))
     assert len(jobs) == len(set(jobs)) == 10 * 5 + 2 * 2 * 2
     tasks = [task for table in published.TABLES.values() for task in table]
+    assert sorted(published.LENGTHS) == sorted(tasks)
     assert sorted(tasks) == sorted(paper.TASKS)
     first = {(job.task, job.attention) for job in jobs if job.seed == 0}
     assert first == {(task, name) for task in tasks for name in COMPARED}
@@ -91,18 +95,20 @@ def test_no_results(tmp_path):
 
 
 def test_the_driver_runs_what_is_missing(tmp_path, monkeypatch, capsys):
-    """It goes on after what is done, and stops where a run fails."""
+    """It goes on after what is done and after a run that fails, which it tells in the end."""
     calls = []
 
     class Process:
         def __init__(self, words):
             calls.append(words)
-            flags = dict(itertools.pairwise(words))
-            self.code = 2 if flags["--attention"] == "race" and len(calls) == 2 else 0
+            attention, seed = (words[words.index(flag) + 1] for flag in ("--attention", "--seed"))
+            self.code = 2 if attention == "race" and len(calls) == 2 else 0
             if not self.code:
-                done = tmp_path / "runs/imdb" / f"{flags['--attention']}-{flags['--seed']}"
+                done = tmp_path / "runs/imdb" / f"{attention}-{seed}"
                 done.mkdir(parents=True)
-                stored = {"config": {"train": {"stages": [{"steps": 5}]}}, "rows": [row("imdb", "elsaa", 0.8)]}
+                own = suite.make_parser("").parse(words[3:])
+                config = suite.run_config("imdb", "cpu", imdb.PRESETS["cpu"], attention, own).to_json()
+                stored = {"config": config, "rows": [row("imdb", attention, 0.8, int(seed))]}
                 (done / "results.json").write_text(json.dumps(stored))
                 (done / "time.json").write_text('{"seconds": 5, "waited": 0}')
                 (done / "metrics.jsonl").write_text('{"step": 5, "layer_0/multiplier": 0.5, "layer_0/gate_sparse": 1}')
@@ -113,15 +119,21 @@ def test_the_driver_runs_what_is_missing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(subprocess, "Popen", Process)
     flags = ["--run", "--tasks", "imdb", "--attention", "elsaa,race", "--workdir", str(tmp_path / "runs")]
     arguments = paper.make_parser().parse([*flags, "--out", str(tmp_path / "out"), "--niah", str(tmp_path)])
-    with pytest.raises(EngineError, match=r"experiments.imdb .* ended with code 2; mend it and run the same command"):
+    with pytest.raises(EngineError, match=r"1 runs failed \(imdb race 0\); mend what they say and run the same"):
         paper.run(arguments)
-    assert [words[words.index("--attention") + 1] for words in calls] == ["elsaa", "race"]
+    assert [words[words.index("--attention") + 1] for words in calls] == ["elsaa", "race", "elsaa", "elsaa"]
     assert calls[0][:3] == [sys.executable, "-m", "experiments.imdb"]
+    printed = capsys.readouterr().out
+    assert "experiments.imdb --attention race" in printed
+    assert "3 of 4 runs are done" in printed
     paper.run(arguments)
-    assert [words[words.index("--seed") + 1] for words in calls[2:]] == ["0", "1", "2"]
+    assert [words[words.index("--seed") + 1] for words in calls[4:]] == ["0"]
     assert "4 of 4 runs are done" in capsys.readouterr().out
-    assert paper.is_done(paper.Job("imdb", "race", 0), tmp_path / "runs", "cpu")
-    assert not paper.is_done(paper.Job("imdb", "race", 0), tmp_path / "runs", "paper")
+    # Results of another budget are not taken for those that are wanted.
+    fewer = paper.make_parser().parse([*flags, "--steps", "3"])
+    job = paper.Job("imdb", "race", 0)
+    assert paper.is_done(job, tmp_path / "runs", arguments)
+    assert not paper.is_done(job, tmp_path / "runs", fewer)
     text = (tmp_path / "out/paper.md").read_text()
     assert "75.93" in text
     assert "80.00" in text
@@ -133,11 +145,36 @@ def test_the_driver_runs_what_is_missing(tmp_path, monkeypatch, capsys):
     }
 
 
-def test_means_over_seeds():
-    found = summarize([row("imdb", "elsaa", 0.8), row("imdb", "elsaa", 0.9, seed=1)])["imdb", "elsaa"]
-    assert (found.accuracy, found.n, found.seeds) == (pytest.approx(0.85), 2000, 2)
-    low, high = found.interval
-    assert 0.83 < low < 0.85 < high < 0.87
+def test_rows_of_one_budget_alone_are_compared(tmp_path):
+    rows = [row("imdb", "elsaa", 0.8), row("imdb", "exact", 0.8, n=20)]
+    with pytest.raises(EngineError, match=r"the runs of imdb in .* have n_test = 20 and 2000, and only those of one"):
+        paper.check_budgets(rows, tmp_path)
+    paper.check_budgets([*rows[:1], row("retrieval", "exact", 0.8, n=20)], tmp_path)
+
+
+def test_a_work_dir_of_something_else(tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps({"rows": [row("imdb", "elsaa", 0.8)]}))
+    arguments = paper.make_parser().parse(["--workdir", str(tmp_path), "--niah", str(tmp_path)])
+    with pytest.raises(EngineError, match="is not of needle in a haystack; give its work dir as --niah"):
+        paper.run(arguments)
+    inner = tmp_path / "imdb/elsaa-0"
+    inner.mkdir(parents=True)
+    (inner / "results.json").write_text(json.dumps({"rows": [{"speed": 3}]}))
+    assert suite.collect(tmp_path / "imdb") == []
+
+
+def test_intervals_hold_examples_and_seeds():
+    one = summarize([row("imdb", "elsaa", 0.8)])["imdb", "elsaa"]
+    assert one.interval == wilson_interval(1600, 2000)
+    seeds = [row("imdb", "elsaa", value, seed) for seed, value in enumerate((0.80, 0.86, 0.80))]
+    found = summarize([*seeds, row("retrieval", "race", 0.8)])
+    several, single = found["imdb", "elsaa"], found["retrieval", "race"]
+    assert (several.accuracy, several.n, several.seeds) == (pytest.approx(0.82), 2000, 3)
+    mean, low, _ = mean_interval([0.80, 0.86, 0.80])  # by Student's t with two degrees of freedom
+    assert several.seed_error == pytest.approx(mean - low)
+    assert single.seed_error == pytest.approx((mean - low) * 3**0.5)  # as much a seed, and but one
+    assert several.interval[0] < low
+    assert one - one == (0, *difference_interval(0.8, one.interval, 0.8, one.interval))
 
 
 def test_verdicts_follow_from_the_rows():
@@ -145,6 +182,8 @@ def test_verdicts_follow_from_the_rows():
     equal = verdicts(rows_of(EQUAL), [needle("elsaa", 0.9), needle("race", 0.9)])
     assert equal[multiplier] == equal[vision] == equal[text] == equal[causal_exact] == equal[causal_race] == UNDECIDED
     assert (equal[exact], equal[short], equal[niah]) == (UNDECIDED, UNDECIDED, FAILS)
+    evidence = judge(rows_of(EQUAL), [])[multiplier].evidence
+    assert "at 1,024 tokens, in the paper 16,384 to 32,000" in evidence
 
     better = rows_of({**EQUAL, "elsaa": 0.6})
     found = verdicts(better, [needle("elsaa", 0.99), needle("race", 0.02)])
@@ -160,16 +199,25 @@ def test_verdicts_follow_from_the_rows():
     short_ones = [needle(name, accuracy, length=1024) for name, accuracy in (("elsaa", 0.99), ("race", 0.02))]
     assert verdicts([], short_ones)[niah] == UNDECIDED
     assert verdicts([], both[1:])[niah] == MISSING
+    # Few examples, and needles that are found less often than not, prove nothing.
+    assert verdicts([], [needle("elsaa", 0.9, n=10), needle("race", 0.6, n=10)])[niah] == UNDECIDED
+    assert verdicts([], [needle("elsaa", 0.2), needle("race", 0.02)])[niah] == FAILS
+    # Rows of several needles, or of fewer examples, do not take the place of the others.
+    others = [needle("elsaa", 0.1, needles=8), needle("elsaa", 0.1, n=10), needle("elsaa", 0.1, distractors=4)]
+    assert claims.needle_rows([*both, *others]) == claims.needle_rows(both)
 
     long = rows_of({**EQUAL, "elsaa": 0.65}, ("retrieval",), length=64_000)
     assert verdicts(long)[exact] == HOLDS
     assert verdicts(rows_of({**EQUAL, "exact": 0.65}, ("retrieval",), length=64_000))[exact] == FAILS
+    assert verdicts(rows_of({**EQUAL, "elsaa": 0.65}, ("retrieval",), n=100, length=64_000))[exact] == UNDECIDED
+    mixed = [row("retrieval", "exact", 0.5, length=1024), row("retrieval", "elsaa", 0.65, length=64_000)]
+    assert verdicts(mixed)[exact] == UNDECIDED
     assert verdicts(rows_of(EQUAL, claims.SHORT, n=100_000))[short] == HOLDS
 
 
 def test_intervals_of_differences():
     """Newcombe's example: 56 of 70 against 48 of 80."""
-    low, high = difference_interval(56 / 70, 70, 48 / 80, 80)
+    low, high = difference_interval(56 / 70, wilson_interval(56, 70), 48 / 80, wilson_interval(48, 80))
     assert low == pytest.approx(0.0524, abs=2e-4)
     assert high == pytest.approx(0.3339, abs=2e-4)
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import arxiv, imdb, paper, retrieval, tiny_imagenet, vision
+from experiments import arxiv, imdb, paper, published, retrieval, vision
 from experiments.engine.classification import Classification
 from experiments.engine.data import store
 from experiments.engine.data.examples import ImageData, ReviewData
@@ -18,13 +18,7 @@ from experiments.engine.suite import COMPARED
 from experiments.engine.transformer import count_parameters
 from tests.engine.data.raw_sets import REAL, REAL_PREPARED, needs_real_data, real
 
-ALL = {
-    "imdb": imdb.PRESETS,
-    **vision.PRESETS,
-    **{arxiv.task_of(variant): presets for variant, presets in arxiv.VARIANTS.items()},
-    "retrieval": retrieval.PRESETS,
-    "tiny_imagenet": tiny_imagenet.PRESETS,
-}
+ALL = {task: experiment.presets for task, experiment in paper.TASKS.items()}
 
 # Table 6, as it is printed: N, layers, heads, d, MLP dim, batch, accumulation, rate, weight decay, epochs.
 TABLE_6 = {
@@ -98,10 +92,10 @@ def test_what_the_appendix_says_beside_its_tables():
         assert (preset.data.augmentation, preset.data.area, preset.data.flip) == ("resized_crop", (0.08, 1.0), True)
         assert (preset.sizes.readout, preset.sizes.positions) == ("class", "learned")
         assert preset.sizes.num_positions == 16_385
-    for task, length in (("arxiv_causal_32k", 32_000), ("arxiv_causal_64k", 64_000), ("tiny_imagenet", 1024)):
+    for task in ("arxiv_causal_32k", "arxiv_causal_64k", "tiny_imagenet"):
         sizes = ALL[task]["paper"].sizes
-        assert ALL[task]["paper"].data.length == length
         assert (sizes.is_causal, sizes.readout) == (True, "last")
+    assert {task: presets["paper"].data.length for task, presets in ALL.items()} == published.LENGTHS
 
 
 @pytest.mark.parametrize("preset", ["paper", "cpu"])
@@ -148,6 +142,6 @@ def test_one_step_of_the_paper_preset(task, tmp_path):
     root = pathlib.Path(paper.__file__).parents[1]
     prepared = REAL_PREPARED or str(tmp_path / "prepared")
     environment = os.environ | {"XLA_FLAGS": "", store.DATA_DIR: REAL, store.PREPARED_DIR: prepared}
-    subprocess.run([sys.executable, "-m", *paper.TASKS[task], *flags], check=True, cwd=root, env=environment)
+    subprocess.run([sys.executable, "-m", *paper.TASKS[task].command, *flags], check=True, cwd=root, env=environment)
     (row,) = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert (row["task"], row["preset"], row["steps"], row["n_test"]) == (task, "paper", 1, 2)

@@ -74,6 +74,8 @@ def test_results_of_every_run(tiny, finished, capsys):
     assert (workdir / "branches.png").stat().st_size > 1000
     assert run(tiny, workdir, "--attention", "elsaa", "--eval-only") == rows[:1]
     assert "| elsaa" in capsys.readouterr().out
+    # An evaluation of fewer examples is no other run.
+    assert run(tiny, workdir, "--attention", "elsaa", "--eval-only", "--examples", "2") == rows[:1]
 
 
 def test_the_last_means_of_the_branches(finished):
