@@ -233,9 +233,13 @@ python -m experiments.paper --run
 ```
 
 The paper's numbers are those of its tables: one seed, on a GPU, at the lengths and epochs of its appendix. Ours are
-from the preset named in each row, at its length and budget: one budget for all methods of a task, the last step, a 95 %
-interval. They stand side by side to compare the order of the methods, not the numbers. The classes of our ArXiv and
-Food-101 sets are not the paper's: [the differences](../paper.md)."""
+from the preset named in each row, at its length and budget: one budget for all methods of a task, the last step, all
+test examples. They stand side by side to compare the order of the methods, not the numbers. Our ArXiv, Food-101,
+Flowers-102 and Tiny ImageNet are not the paper's: [the differences](../paper.md).
+
+The 95 % intervals are over test examples, taken as independent, and over seeds: the deviation between seeds is pooled over
+what has several of them, and stands for what has one as well. All methods answer the same examples, so the intervals of
+differences are rather too wide than too narrow."""
 
 
 def format_tables(rows: Rows, niah: Rows) -> str:
