@@ -237,9 +237,9 @@ from the preset named in each row, at its length and budget: one budget for all 
 test examples. They stand side by side to compare the order of the methods, not the numbers. Our ArXiv, Food-101,
 Flowers-102 and Tiny ImageNet are not the paper's: [the differences](../paper.md).
 
-The 95 % intervals are over test examples, taken as independent, and over seeds: the deviation between seeds is pooled over
-what has several of them, and stands for what has one as well. All methods answer the same examples, so the intervals of
-differences are rather too wide than too narrow."""
+The 95 % intervals are over test examples, taken as independent, and over seeds: the deviation between seeds is pooled
+over what has several of them, and stands for what has one as well. All methods answer the same examples, so the
+intervals of differences are rather too wide than too narrow."""
 
 
 def format_tables(rows: Rows, niah: Rows) -> str:
@@ -249,8 +249,19 @@ def format_tables(rows: Rows, niah: Rows) -> str:
         parts.append(f"## {title}\n\n{_classification_table(rows, tasks)}")
     parts.insert(3, f"## Table 4: needle in a haystack\n\n{_niah_table(niah)}")
     verdicts = [[verdict.claim, verdict.verdict, verdict.evidence] for verdict in judge(rows, niah)]
+    if rows:
+        parts.append(_waiting(rows))
     parts.append(f"## The paper's claims\n\n{format_table(('claim', 'at our lengths', 'evidence'), verdicts)}")
     return "\n\n".join(parts)
+
+
+def _waiting(rows: Rows) -> str:
+    """How much of the time was that of the input pipeline."""
+    share, task, name = max((row["waited"] / row["seconds"], row["task"], row["attention"]) for row in rows)
+    return (
+        "Time is that of training and evaluation, the mean over seeds. Steps waited for their data for at most "
+        f"{100 * share:.1f} % of it ({task}, {name})."
+    )
 
 
 def _classification_table(rows: Rows, tasks: dict[str, Any]) -> str:
