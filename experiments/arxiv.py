@@ -19,7 +19,7 @@ from experiments.engine import cli, suite
 from experiments.engine.classifier import ClassifierConfig
 from experiments.engine.data.examples import PaperData
 from experiments.engine.results import Rows
-from experiments.engine.suite import PAPER_DROPOUT, Preset, paper_attention
+from experiments.engine.suite import PAPER_DROPOUT, Preset, cpu_preset, paper_attention
 
 VOCABULARY, CPU_VOCABULARY = 50_000, 20_000
 PAPER_SIZES = ClassifierConfig(
@@ -65,7 +65,7 @@ PAPER = Preset(
     epochs=33,
     warmup=0.1,
 )
-CPU = Preset(
+CPU = cpu_preset(
     sizes=CPU_SIZES,
     config=CPU_CONFIG,
     data=PaperData(2048, CPU_VOCABULARY),
@@ -73,8 +73,6 @@ CPU = Preset(
     learning_rate=2e-3,
     weight_decay=0.1,
     steps=300,
-    decay="cosine",
-    b2=0.98,
 )
 VARIANTS = {
     "full_32k": {"paper": PAPER, "cpu": CPU},

@@ -17,7 +17,7 @@ from experiments.engine import cli, suite
 from experiments.engine.classifier import ClassifierConfig
 from experiments.engine.data.examples import ReviewData
 from experiments.engine.results import Rows
-from experiments.engine.suite import PAPER_DROPOUT, Preset, paper_attention
+from experiments.engine.suite import PAPER_DROPOUT, Preset, cpu_preset, paper_attention
 
 TASK = "imdb"
 LENGTH = 512
@@ -41,7 +41,7 @@ PRESETS = {
         epochs=150,
         warmup=0.0,
     ),
-    "cpu": Preset(
+    "cpu": cpu_preset(
         sizes=ClassifierConfig(width=64, num_layers=1, num_heads=2, mlp_width=128, dropout_rate=0.1),
         config=ElsaaConfig(race=RaceConfig(num_tables=2, num_bits=3), sparse=SortLshConfig(num_bits=5, block_size=32)),
         data=ReviewData(LENGTH, vocabulary=20_000),
@@ -49,8 +49,6 @@ PRESETS = {
         learning_rate=2e-3,
         weight_decay=0.1,
         steps=300,
-        decay="cosine",
-        b2=0.98,
     ),
 }
 

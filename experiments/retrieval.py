@@ -18,7 +18,7 @@ from experiments.engine import cli, suite
 from experiments.engine.classifier import ClassifierConfig
 from experiments.engine.data.examples import PairData
 from experiments.engine.results import Rows
-from experiments.engine.suite import PAPER_DROPOUT, Preset
+from experiments.engine.suite import PAPER_DROPOUT, Preset, cpu_preset
 
 TASK = "retrieval"
 LENGTH, CPU_LENGTH = 64_000, 1024
@@ -45,7 +45,7 @@ PRESETS = {
         epochs=50,
         warmup=0.1,
     ),
-    "cpu": Preset(
+    "cpu": cpu_preset(
         sizes=ClassifierConfig(width=64, num_layers=1, num_heads=2, mlp_width=128, readout="halves"),
         config=CPU_CONFIG,
         data=PairData(CPU_LENGTH, CPU_VOCABULARY, train_pairs=100_000),
@@ -53,8 +53,6 @@ PRESETS = {
         learning_rate=2e-3,
         weight_decay=0.05,
         steps=500,
-        decay="cosine",
-        b2=0.98,
     ),
 }
 

@@ -17,7 +17,7 @@ from experiments.engine import cli, suite
 from experiments.engine.classifier import ClassifierConfig
 from experiments.engine.data.examples import ImageData
 from experiments.engine.results import Rows
-from experiments.engine.suite import PAPER_DROPOUT, Preset, paper_attention
+from experiments.engine.suite import PAPER_DROPOUT, Preset, cpu_preset, paper_attention
 
 TASK = "tiny_imagenet"
 CLASSES = 200
@@ -46,7 +46,7 @@ PRESETS = {
         epochs=50,
         warmup=0.05,
     ),
-    "cpu": Preset(
+    "cpu": cpu_preset(
         sizes=ClassifierConfig(
             width=48,
             num_layers=2,
@@ -70,8 +70,6 @@ PRESETS = {
         learning_rate=3e-3,
         weight_decay=0.05,
         steps=350,
-        decay="cosine",
-        b2=0.98,
     ),
 }
 

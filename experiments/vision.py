@@ -19,7 +19,7 @@ from experiments.engine import cli, suite
 from experiments.engine.classifier import ClassifierConfig, Readout
 from experiments.engine.data.examples import ImageData
 from experiments.engine.results import Rows
-from experiments.engine.suite import PAPER_DROPOUT, Preset, paper_attention
+from experiments.engine.suite import PAPER_DROPOUT, Preset, cpu_preset, paper_attention
 
 PAPER_CONFIG = paper_attention(bits=2, tables=5, ensembles=1, lsh_bits=4, block=32, min_length=256, gate=128)
 CPU_CONFIG = ElsaaConfig(
@@ -54,7 +54,7 @@ def _paper(data: ImageData) -> Preset:
 
 
 def _cpu(data: ImageData, sizes: ClassifierConfig, learning_rate: float, steps: int) -> Preset:
-    return Preset(
+    return cpu_preset(
         sizes=sizes,
         config=CPU_CONFIG,
         data=data,
@@ -62,8 +62,6 @@ def _cpu(data: ImageData, sizes: ClassifierConfig, learning_rate: float, steps: 
         learning_rate=learning_rate,
         weight_decay=0.05,
         steps=steps,
-        decay="cosine",
-        b2=0.98,
     )
 
 

@@ -78,6 +78,11 @@ class Preset:
             raise ValueError(f"Preset.epochs is {self.epochs} and steps is {self.steps}; give one of them")
 
 
+def cpu_preset(**fields: Any) -> Preset:
+    """A preset for a few hundred steps: cosine decay, and squares of gradients that are soon forgotten."""
+    return Preset(decay="cosine", b2=0.98, **fields)
+
+
 def paper_attention(
     *, bits: int, tables: int, ensembles: int, lsh_bits: int, block: int, min_length: int, gate: int, chunk: int = 256
 ) -> ElsaaConfig:
