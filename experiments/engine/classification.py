@@ -99,9 +99,9 @@ class Classification:
 
     def evaluate(self, variables: dict[str, Any], spec: dict[str, Any]) -> Sequence[dict[str, Any]]:
         """One row: accuracies, the 95 % interval of that on the test examples, and the seconds it took."""
-        start, limit = time.monotonic(), spec["examples"]
-        test = self._correct(variables, "test", limit)
-        train = self._correct(variables, "train", min(limit or MOST_OF_TRAINING, MOST_OF_TRAINING))
+        start = time.monotonic()
+        test = self._correct(variables, "test", spec["examples"])
+        train = self._correct(variables, "train", min(len(test), MOST_OF_TRAINING))
         low, high = wilson_interval(int(test.sum()), len(test))
         return [
             {
