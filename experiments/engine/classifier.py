@@ -29,8 +29,7 @@ class ClassifierConfig(ModelConfig):
 
     Attributes:
       readout: where the class is read: at a learned "class" token put in front, at the "first" or the "last" token, of
-        the "mean" or the "max" of each feature, or of the means of both "halves", their product and their distance,
-        normalised.
+        the "mean" or the "max" of each feature, or of how far the means of both "halves" lie apart.
       patch_size: side of a patch, where the input is an image.
       patch_margin: pixels around a patch that its token sees as well; 0: patches do not overlap.
       grid_positions: whether the learned positions of patches begin as waves over rows and columns, so that neighbours
@@ -110,8 +109,6 @@ class Classifier(nn.Module):
         first_alone = sizes.readout in ("class", "first")
         x = blocks(self, sizes, attention, x, num_outputs, deterministic, first_alone=first_alone)
         x = _read(sizes.readout, x)
-        if sizes.readout == "halves":  # Means and their distance are small.
-            x = nn.LayerNorm(dtype=dtype, name="halves_norm")(x)
         return nn.Dense(self.num_classes, dtype=dtype, name="head")(x).astype(jnp.float32)
 
     def _patches(self, images: jax.Array) -> jax.Array:
@@ -148,8 +145,8 @@ def _read(readout: Readout, x: jax.Array) -> jax.Array:
         return jnp.max(x, axis=1)
     if readout == "halves":
         half = x.shape[1] // 2
-        one, other = jnp.mean(x[:, :half], axis=1), jnp.mean(x[:, half:], axis=1)
-        return jnp.concatenate([one, other, one * other, jnp.abs(one - other)], axis=-1)
+        distance = jnp.abs(jnp.mean(x[:, :half], axis=1) - jnp.mean(x[:, half:], axis=1))
+        return distance * math.sqrt(half)  # Means of tokens drawn alike differ by about 1 / sqrt(half).
     return x[:, -1 if readout == "last" else 0]
 
 
