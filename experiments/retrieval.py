@@ -5,8 +5,8 @@ Claim: exact attention fails to learn it at 64,000 tokens, ELSAA and RACE do not
 Command: python -m experiments.retrieval --attention elsaa,exact
 
 An input is `[CLS] a [SEP] b`, 64,000 tokens in the paper's preset and 1,024 in that for a CPU; a and b have no paper in
-common. It is read at [CLS]; in the preset for a CPU by comparing the means of both halves, which needs fewer steps.
-docs/results/paper.md has the results.
+common. It is read at [CLS]; in the preset for a CPU by how far the means of both halves lie apart, which needs fewer
+steps. docs/results/paper.md has the results.
 """
 
 from __future__ import annotations
