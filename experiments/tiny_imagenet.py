@@ -69,7 +69,7 @@ PRESETS = {
         batch_size=16,
         learning_rate=3e-3,
         weight_decay=0.05,
-        steps=350,
+        steps=700,
     ),
 }
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import resource
 import statistics
@@ -21,15 +20,12 @@ from typing import Any
 
 from experiments.contenders import MATMUL, Case, Prepared, contenders
 from experiments.engine.errors import EngineError
-from experiments.engine.memory import free_bytes
+from experiments.engine.memory import free_bytes, with_large_pages
 from experiments.engine.results import Rows
 
 TURN_SECONDS = 2.0  # A turn of a fast contender is several runs.
 TURN_RUNS = 20
 COLD_SECONDS = 3.0  # The first run of a turn counts if it is longer.
-# For all contenders: memory in large pages where the system gives them, so that nobody times the faults of small ones.
-# A setting of the user's own goes before.
-TUNABLES = "glibc.malloc.hugetlb=1"
 PAUSE = 0.2  # seconds between two turns: threads of the last one may still spin.
 FIRST_GROWTH = 4.5  # of time and memory from one length to the next, before any was seen
 FREE_SHARE = 0.7  # of the free memory may be used
@@ -43,7 +39,7 @@ class Worker:
         self.name = name
         self._process = subprocess.Popen(
             command,
-            env={"GLIBC_TUNABLES": TUNABLES, **os.environ},
+            env=with_large_pages(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

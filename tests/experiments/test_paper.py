@@ -99,7 +99,8 @@ def test_the_driver_runs_what_is_missing(tmp_path, monkeypatch, capsys):
     calls = []
 
     class Process:
-        def __init__(self, words):
+        def __init__(self, words, env):
+            assert env["GLIBC_TUNABLES"]
             calls.append(words)
             attention, seed = (words[words.index(flag) + 1] for flag in ("--attention", "--seed"))
             self.code = 2 if attention == "race" and len(calls) == 2 else 0

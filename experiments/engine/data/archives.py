@@ -57,12 +57,12 @@ def read_pets(form: Form, folder: pathlib.Path, split: str) -> Examples:
 
 
 def read_flowers(form: Form, folder: pathlib.Path, split: str) -> Examples:
-    """Ids of images from 1 on: `trnid` to train on, and `valid`, which stands for the test images, as in the pack."""
+    """Ids of images from 1 on: `trnid` to train on, `tstid` to test."""
     from scipy.io import loadmat
 
     images, labels, ids = (folder / file.name for file in form.files)
     classes = loadmat(labels)["labels"][0]
-    chosen = loadmat(ids)["trnid" if split == "train" else "valid"][0]
+    chosen = loadmat(ids)["trnid" if split == "train" else "tstid"][0]
     yield from _labelled(images, {f"jpg/image_{index:05d}.jpg": int(classes[index - 1]) - 1 for index in chosen})
 
 

@@ -16,7 +16,7 @@ class RawFile:
 
     Attributes:
       name: below the folder of its data set.
-      url: of its public home; None: there is none for this form.
+      url: of its public home; None: this form is handed on otherwise.
       sha256: as published; None: not known, then SHA256SUMS in the data dir may tell it.
     """
 
@@ -46,7 +46,7 @@ class DataSet:
       name: of it, and of its folder.
       kind: of its examples: "image" (image, label) or "text" (text, label, id).
       splits: by name.
-      forms: of its raw files; the first that is there is taken, the last is that of its public home, if it has one.
+      forms: of its raw files; the last is that of its public home.
       home: where a person gets it, for the message.
       channels: of its images.
       version: of what our preparation makes of it; a change of the preparation is a new one.
@@ -67,6 +67,8 @@ _PETS = "https://thor.robots.ox.ac.uk/~vgg/data/pets"
 _FLOWERS = "https://www.robots.ox.ac.uk/~vgg/data/flowers/102"
 _FOOD = "http://data.vision.ee.ethz.ch/cvl"
 _TINY = "http://cs231n.stanford.edu"
+_ARXIV = "https://huggingface.co/datasets/ccdv/arxiv-classification"
+_WIKITEXT = "https://wikitext.smerity.com"
 _TRAIN_TEST, _WITH_VALIDATION = ("train", "test"), ("train", "valid", "test")
 _SUMS = {
     "train-images-idx3-ubyte.gz": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
@@ -80,6 +82,7 @@ _SUMS = {
     "imagelabels.mat": "4903e94206bac23bf772aadf06451916df56b58fc483a62db32a97b82656651d",
     "setid.mat": "46b8678f91fd95d3c8f4feab80d271a6c834a1dd896fe29fd3e6ad9ce5c8dccd",
     "food-101.tar.gz": "d97d15e438b7f4498f96086a4f7e2fa42a32f2712e87d3295441b2b6314053a4",
+    "wikitext-2-v1.zip": "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
 }
 
 
@@ -91,7 +94,7 @@ def _published(reader: str, home: str, *names: str) -> Form:
 def _images(name: str, pack: str, home: str, *files: str) -> DataSet:
     """Images in colour: as one image pack, or as they are published."""
     forms = (Form("pack", (RawFile(pack),)), _published(name, home, *files))
-    return DataSet(name, "image", _TRAIN_TEST, forms, home)
+    return DataSet(name, "image", _TRAIN_TEST, forms, f"{home}/{files[0]}" if len(files) == 1 else home)
 
 
 DATA_SETS = {
@@ -120,16 +123,23 @@ DATA_SETS = {
             "arxiv11",
             "text",
             _WITH_VALIDATION,
-            (Form("lines", tuple(RawFile(f"{split}.jsonl.xz") for split in _WITH_VALIDATION)),),
-            "any collection of papers, and write lines of JSON with id, label11 (0 to 10) and text; the paper's is at "
-            "https://huggingface.co/datasets/ccdv/arxiv-classification",
+            (
+                Form("lines", tuple(RawFile(f"{split}.jsonl.xz") for split in _WITH_VALIDATION)),
+                _published(
+                    "named_lines", f"{_ARXIV}/resolve/main", "train_data.txt", "val_data.txt", "test_data.txt"
+                ),
+            ),
+            f"{_ARXIV}, or write lines of JSON of your own with id, label11 (0 to 10) and text",
         ),
         DataSet(
             "wikitext2",
             "text",
             _WITH_VALIDATION,
-            (Form("plain", tuple(RawFile(f"{split}.txt.xz") for split in _WITH_VALIDATION)),),
-            "https://huggingface.co/datasets/Salesforce/wikitext, and write each split as plain text",
+            (
+                Form("plain", tuple(RawFile(f"{split}.txt.xz") for split in _WITH_VALIDATION)),
+                _published("wikitext", _WIKITEXT, "wikitext-2-v1.zip"),
+            ),
+            f"{_WIKITEXT}/wikitext-2-v1.zip",
         ),
     )
 }

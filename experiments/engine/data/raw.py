@@ -1,7 +1,7 @@
 """Raw files: whole or refused, and read example by example.
 
 The forms are those in which the sets are published or handed on: idx files, a tar of reviews, lines of JSON, plain
-text, and image packs (an .npz of JPEG files end to end).
+text, alone or in a zip, and image packs (an .npz of JPEG files end to end).
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ from experiments.engine.data.catalog import DataSet, Form, RawFile
 from experiments.engine.errors import EngineError, one_line
 
 SUMS = "SHA256SUMS"  # at the top of a data dir, as of `sha256sum`
+# Of the published set of papers, in its order; a set of one's own has as many.
+ARXIV_CLASSES = (
+    *("math.AC", "cs.CV", "cs.AI", "cs.SY", "math.GR", "cs.CE", "cs.PL", "cs.IT", "cs.DS", "cs.NE", "math.ST"),
+)
 DAMAGED = (
     AssertionError,
     EOFError,
@@ -49,6 +53,14 @@ def sha256_of(path: pathlib.Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def readable_sum(path: pathlib.Path) -> str:
+    """The check sum of a raw file; an EngineError where it cannot be read."""
+    try:
+        return sha256_of(path)
+    except OSError as error:
+        raise EngineError(f"{path} cannot be read ({error.strerror}); give access to it") from error
+
+
 def published_sum(file: RawFile, folder: pathlib.Path) -> str | None:
     """The check sum that a file must have: the published one, or that of SHA256SUMS; None where nobody tells."""
     if file.sha256 is not None:
@@ -57,8 +69,8 @@ def published_sum(file: RawFile, folder: pathlib.Path) -> str | None:
     if not sums.is_file():
         return None
     for line in sums.read_text().splitlines():
-        digest, _, name = line.partition("  ")
-        if name.removeprefix("./") == f"{folder.name}/{file.name}":
+        digest, _, name = line.partition(" ")
+        if name.lstrip(" *").removeprefix("./") == f"{folder.name}/{file.name}":
             return digest
     return None
 
@@ -68,10 +80,7 @@ def check(data_set: DataSet, form: Form, folder: pathlib.Path) -> dict[str, str]
     found = {}
     for file in form.files:
         path = folder / file.name
-        try:
-            found[file.name] = sha256_of(path)
-        except OSError as error:
-            raise EngineError(f"{path} cannot be read ({error.strerror}); give access to it") from error
+        found[file.name] = readable_sum(path)
         wanted = published_sum(file, folder)
         if wanted is not None and wanted != found[file.name]:
             raise EngineError(
@@ -128,15 +137,32 @@ def _read_reviews(form: Form, folder: pathlib.Path, split: str) -> Iterator[tupl
 
 def _read_lines(form: Form, folder: pathlib.Path, split: str) -> Iterator[tuple[str, Example]]:
     with lzma.open(folder / f"{split}.jsonl.xz", "rt", encoding="utf-8") as lines:
-        for line in lines:
+        for line in filter(str.strip, lines):
             row = json.loads(line)
+            if row["label11"] >= len(ARXIV_CLASSES):
+                raise ValueError(f"label11 is {row['label11']} in {row['id']}, and there are {len(ARXIV_CLASSES)} classes")
             if row["label11"] >= 0:  # The others have a class that is too rare.
                 yield row["id"], {"text": row["text"], "label": int(row["label11"]), "id": row["id"]}
+
+
+def _read_named_lines(form: Form, folder: pathlib.Path, split: str) -> Iterator[tuple[str, Example]]:
+    """Lines of JSON with a text and the name of its class."""
+    name = {"train": "train_data.txt", "valid": "val_data.txt", "test": "test_data.txt"}[split]
+    with (folder / name).open(encoding="utf-8") as lines:
+        for index, line in enumerate(filter(str.strip, lines)):
+            row = json.loads(line)
+            key = f"{split}/{index}"
+            yield key, {"text": row["text"], "label": ARXIV_CLASSES.index(row["label"]), "id": key}
 
 
 def _read_plain(form: Form, folder: pathlib.Path, split: str) -> Iterator[tuple[str, Example]]:
     with lzma.open(folder / f"{split}.txt.xz", "rt", encoding="utf-8") as file:
         yield split, {"text": file.read(), "label": 0, "id": split}
+
+
+def _read_wikitext(form: Form, folder: pathlib.Path, split: str) -> Iterator[tuple[str, Example]]:
+    with zipfile.ZipFile(folder / form.files[0].name) as archive:
+        yield split, {"text": archive.read(f"wikitext-2/wiki.{split}.tokens").decode(), "label": 0, "id": split}
 
 
 def _read_pack(form: Form, folder: pathlib.Path, split: str) -> Iterator[tuple[str, Example]]:
@@ -155,7 +181,9 @@ READERS: dict[str, Reader] = {
     "idx": _read_idx,
     "reviews": _read_reviews,
     "lines": _read_lines,
+    "named_lines": _read_named_lines,
     "plain": _read_plain,
+    "wikitext": _read_wikitext,
     "pack": _read_pack,
     "oxford_pets": archives.read_pets,
     "flowers102": archives.read_flowers,

@@ -15,6 +15,7 @@ import os
 import pathlib
 import shutil
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,6 @@ from typing import Any
 from experiments.engine.data import raw
 from experiments.engine.data.catalog import DataSet, Form, find
 from experiments.engine.errors import EngineError, one_line
-from experiments.engine.workdir import write_json
 
 DATA_DIR, PREPARED_DIR = "ELSAA_DATA_DIR", "ELSAA_PREPARED_DIR"
 PREPARED, MANIFEST = "prepared", "elsaa_checksums.json"
@@ -57,14 +57,16 @@ def open_split(name: str, split: str, data_dir: str | os.PathLike[str] | None = 
     if split not in data_set.splits:
         raise EngineError(f"{name} has no split {split!r}; use one of {', '.join(data_set.splits)}")
     directory = data_dir_of(data_dir)
-    return _open(data_set, split, directory, prepared_dir_of(directory))
+    return _open(data_set, directory, prepared_dir_of(directory))[split]
 
 
 @functools.cache
-def _open(data_set: DataSet, split: str, data_dir: pathlib.Path, prepared_dir: pathlib.Path) -> Any:
+def _open(data_set: DataSet, data_dir: pathlib.Path, prepared_dir: pathlib.Path) -> dict[str, Any]:
+    """All splits of a set, whose files are checked once."""
     from experiments.engine.data.builder import read_split
 
-    return read_split(prepare(data_set, data_dir, prepared_dir), split)
+    directory = prepare(data_set, data_dir, prepared_dir)
+    return {split: read_split(directory, split) for split in data_set.splits}
 
 
 def prepare(data_set: DataSet, data_dir: pathlib.Path, prepared_dir: pathlib.Path) -> pathlib.Path:
@@ -78,11 +80,15 @@ def prepare(data_set: DataSet, data_dir: pathlib.Path, prepared_dir: pathlib.Pat
         if target.is_dir():
             _verify(target, data_set, folder)
             return target
-    form = _raw_form(data_set, folder, prepared_dir)
+    older = _older(data_set, data_dir / PREPARED, prepared_dir)
+    form = _raw_form(data_set, folder, older)
     _check_writable(prepared_dir, data_set)
-    if older := _older(data_set, prepared_dir):
+    if older:
         print(f"{data_set.name} was prepared by version {older}, and {data_set.version} is needed", file=sys.stderr)
-    with _writing(prepared_dir), _locked(prepared_dir / f".{data_set.name}.lock"):
+    with _writing(prepared_dir), _locked(prepared_dir / f".{data_set.name}.lock") as alone:
+        if alone:
+            for stale in prepared_dir.glob(f".{data_set.name}.*{PARTIAL}"):  # of a preparation that was killed
+                shutil.rmtree(stale)
         if not target.is_dir():
             _build(data_set, form, folder, prepared_dir, target)
     _verify(target, data_set, folder)
@@ -94,17 +100,21 @@ def _build(
 ) -> None:
     from experiments.engine.data.builder import build
 
-    for stale in prepared_dir.glob(f".{data_set.name}.*{PARTIAL}"):  # of a preparation that was killed
-        shutil.rmtree(stale)
     sums = raw.check(data_set, form, folder)
-    partial = prepared_dir / f".{data_set.name}.{os.getpid()}{PARTIAL}"
+    partial = pathlib.Path(tempfile.mkdtemp(PARTIAL, f".{data_set.name}.", prepared_dir))
     print(f"preparing {data_set.name} from {folder}", file=sys.stderr, flush=True)
     try:
         built = build(data_set, form, folder, partial)
         files = {path.name: raw.sha256_of(path) for path in sorted(built.iterdir()) if path.is_file()}
-        write_json(built / MANIFEST, {"name": data_set.name, "version": data_set.version, "raw": sums, "files": files})
+        manifest = {"name": data_set.name, "version": data_set.version, "raw": sums, "files": files}
+        # By every process that prepares, not by the main one alone: others may have disks of their own.
+        (built / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
         target.parent.mkdir(parents=True, exist_ok=True)
-        built.rename(target)
+        try:
+            built.rename(target)
+        except OSError:
+            if not target.is_dir():  # Where there are no locks, another process may have been faster.
+                raise
     except (EngineError, OSError):
         raise
     except Exception as error:  # of the libraries, which have many: a disk that is full, a key that is there twice
@@ -121,7 +131,7 @@ def _verify(target: pathlib.Path, data_set: DataSet, folder: pathlib.Path) -> No
     remedy = "remove the directory, and it is prepared anew"
     try:
         manifest = json.loads((target / MANIFEST).read_text())
-        files, sources = dict(manifest["files"]), set(manifest["raw"])
+        files, sources = dict(manifest["files"]), dict(manifest["raw"])
         if not files or (manifest["name"], manifest["version"]) != (data_set.name, data_set.version):
             raise ValueError("it is not of this set")
     except FileNotFoundError:
@@ -129,32 +139,35 @@ def _verify(target: pathlib.Path, data_set: DataSet, folder: pathlib.Path) -> No
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EngineError(f"{target / MANIFEST} is damaged ({one_line(error)}); {remedy}") from error
     present = _present_form(data_set, folder)
-    if present is not None and sources != {file.name for file in present.files}:
-        there = ", ".join(file.name for file in present.files)
-        raise EngineError(
-            f"{target} was prepared from {', '.join(sorted(sources))}, and {folder} has {there}; {remedy}"
-        )
+    if present is not None:
+        names = [file.name for file in present.files]
+        if set(names) != set(sources):
+            raise EngineError(
+                f"{target} was prepared from {', '.join(sorted(sources))}, and {folder} has {', '.join(names)}; {remedy}"
+            )
+        for name in names:
+            if raw.readable_sum(folder / name) != sources[name]:
+                raise EngineError(f"{target} was prepared from another {name} than is in {folder}; {remedy}")
     for name, wanted in files.items():
         path = target / name
         if not path.is_file() or raw.sha256_of(path) != wanted:
             raise EngineError(f"{path} is {'damaged' if path.exists() else 'missing'}; {remedy}")
 
 
-def _raw_form(data_set: DataSet, folder: pathlib.Path, prepared_dir: pathlib.Path) -> Form:
+def _raw_form(data_set: DataSet, folder: pathlib.Path, older: str | None) -> Form:
     """The form whose raw files are in the folder; where there is none, that of the public home, loaded from there."""
     form = _present_form(data_set, folder)
     if form is not None:
         return form
-    # Of the form that is nearest to whole.
-    absent = min((_absent(form, folder) for form in data_set.forms), key=len)
-    reason = f"{folder / absent[0]} is not there"
-    if older := _older(data_set, prepared_dir):
+    # Of the form that is begun; where none is, of that of the home.
+    begun = [absent for form in data_set.forms if 0 < len(absent := _absent(form, folder)) < len(form.files)]
+    home = data_set.forms[-1]
+    reason = f"{folder / (begun[0] if begun else _absent(home, folder))[0]} is not there"
+    if older:
         reason = f"it was prepared by version {older} and {data_set.version} is needed, for which {reason}"
-    form = data_set.forms[-1]
-    if all(file.url is not None for file in form.files):
-        reason = _load(form, folder, reason)
-        if not reason:
-            return form
+    reason = _load(home, folder, reason)
+    if not reason:
+        return home
     raise EngineError(
         f"the data set {data_set.name} cannot be found: {reason}; get it from {data_set.home}, or give another "
         f"--data-dir (or {DATA_DIR})"
@@ -162,17 +175,18 @@ def _raw_form(data_set: DataSet, folder: pathlib.Path, prepared_dir: pathlib.Pat
 
 
 def _present_form(data_set: DataSet, folder: pathlib.Path) -> Form | None:
-    """The first form of which all raw files are there."""
-    return next((form for form in data_set.forms if not _absent(form, folder)), None)
+    """The form of which all raw files are there; that of the home, where there are several: it is the whole set."""
+    return next((form for form in reversed(data_set.forms) if not _absent(form, folder)), None)
 
 
 def _absent(form: Form, folder: pathlib.Path) -> list[str]:
     return [file.name for file in form.files if not (folder / file.name).is_file()]
 
 
-def _older(data_set: DataSet, prepared_dir: pathlib.Path) -> str | None:
+def _older(data_set: DataSet, *directories: pathlib.Path) -> str | None:
     """Another version of the set that was prepared."""
-    versions = [path.name for path in (prepared_dir / data_set.name).glob("*") if path.is_dir()]
+    found = [path for directory in directories for path in (directory / data_set.name).glob("*")]
+    versions = [path.name for path in found if path.is_dir()]
     return max(versions, default=None, key=lambda name: [int(part) for part in name.split(".") if part.isdigit()])
 
 
@@ -182,7 +196,7 @@ def _load(form: Form, folder: pathlib.Path, reason: str) -> str:
         return f"{reason}, and {closed} cannot be written to, so it is not loaded from its home"
     with _writing(folder), _locked(folder / ".lock"):
         for file in form.files:
-            assert file.url is not None
+            assert file.url is not None  # The last form of every set is that of its home.
             if (folder / file.name).is_file():
                 continue
             try:
@@ -252,9 +266,13 @@ def _writing(directory: pathlib.Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _locked(path: pathlib.Path) -> Iterator[None]:
-    """Waits for another process that loads or prepares the same set."""
+def _locked(path: pathlib.Path) -> Iterator[bool]:
+    """Waits for another process that loads or prepares the same set; False where the file system has no locks."""
     with path.open("a") as lock:
-        with contextlib.suppress(OSError):  # A file system without locks: the last one to end wins.
+        try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+        except OSError:
+            alone = False
+        else:
+            alone = True
+        yield alone

@@ -1,6 +1,7 @@
 """The archives of the homes, in small: which images are of which split, and their labels."""
 
 import io
+import json
 import tarfile
 import zipfile
 
@@ -10,6 +11,7 @@ from PIL import Image
 from scipy.io import savemat
 
 from experiments.engine.data import catalog, raw
+from experiments.engine.data import papers as papers_module
 from experiments.engine.errors import EngineError
 
 
@@ -41,7 +43,7 @@ def flowers(folder):
     write_tar(folder / "102flowers.tgz", {f"jpg/image_{i:05d}.jpg": image(i) for i in range(1, 6)})
     savemat(folder / "imagelabels.mat", {"labels": np.array([[102, 3, 1, 7, 9]])})
     savemat(folder / "setid.mat", {"trnid": [[2, 1]], "valid": [[5]], "tstid": [[3, 4]]})
-    return {"train": {1: 101, 2: 2}, "test": {5: 8}}
+    return {"train": {1: 101, 2: 2}, "test": {3: 0, 4: 6}}
 
 
 def food(folder):
@@ -78,6 +80,35 @@ def test_published_archives(name, write, tmp_path):
             assert decoded.shape == (5, 6, 3)
             found[int(decoded[0, 0, 0])] = example["label"]
         assert found == labels
+
+
+def test_papers_by_the_names_of_their_classes(tmp_path):
+    rows = {"train": [("cs.CV", "seen"), ("math.ST", "counted")], "val": [("math.AC", "even")], "test": []}
+    for name, papers in rows.items():
+        lines = [json.dumps({"text": text, "label": label}) for label, text in papers]
+        (tmp_path / f"{name}_data.txt").write_text("\n".join([*lines, ""]))
+    data_set = catalog.find("arxiv11")
+    form = data_set.forms[-1]
+    found = {split: [e for _, e in raw.examples(data_set, form, tmp_path, split)] for split in data_set.splits}
+    assert {split: [(e["label"], e["text"]) for e in examples] for split, examples in found.items()} == {
+        "train": [(1, "seen"), (10, "counted")],
+        "valid": [(0, "even")],
+        "test": [],
+    }
+    assert len(raw.ARXIV_CLASSES) == papers_module.NUM_CLASSES
+    (tmp_path / "test_data.txt").write_text('{"text": "a", "label": "cs.LG"}')
+    with pytest.raises(EngineError, match=r"a raw file of arxiv11 in .* is damaged"):
+        list(raw.examples(data_set, form, tmp_path, "test"))
+
+
+def test_the_text_of_wikitext(tmp_path):
+    with zipfile.ZipFile(tmp_path / "wikitext-2-v1.zip", "w") as archive:
+        for split in ("train", "valid", "test"):
+            archive.writestr(f"wikitext-2/wiki.{split}.tokens", f" = {split} = \n")
+    data_set = catalog.find("wikitext2")
+    for split in data_set.splits:
+        ((_, example),) = raw.examples(data_set, data_set.forms[-1], tmp_path, split)
+        assert example["text"] == f" = {split} = \n"
 
 
 def test_an_archive_without_all_its_images(tmp_path):

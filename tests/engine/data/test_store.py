@@ -113,11 +113,14 @@ def refused(message, name=PACK, split="train", *, data_dir):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.usefixtures("no_network")
 def test_a_missing_set_says_where_to_get_it(tmp_path):
     wanted = (
-        r"arxiv11 cannot be found: .*train.jsonl.xz is not there; get it from .*https://huggingface.co/datasets/ccdv"
+        r"arxiv11 cannot be found: .*/arxiv11/train_data.txt is not there, and https://huggingface.co/datasets/ccdv/.* "
+        r"cannot be reached \(no route to host\); get it from https://huggingface.co/datasets/ccdv"
     )
     refused(wanted, "arxiv11", data_dir=tmp_path)
+    shutil.rmtree(tmp_path / "arxiv11")
     write_arxiv(tmp_path, {"train": [(0, "a")], "test": [(0, "b")]})
     refused(r"arxiv11/valid.jsonl.xz is not there", "arxiv11", data_dir=tmp_path)
     refused("'mnist' is no data set; use one of fashion_mnist, imdb", "mnist", data_dir=tmp_path)
@@ -203,12 +206,53 @@ def test_a_set_of_other_raw_files(pack_dir):
     refused(r"was prepared from food10.npz, and .*food101 has food-101.tar.gz; remove the dir", data_dir=pack_dir)
 
 
+def test_raw_files_that_have_changed(pack_dir):
+    store.open_split(PACK, "train", pack_dir)
+    shutil.rmtree(pack_dir / PACK)
+    write_pack(pack_dir, PACK, count=16)
+    refused(r"was prepared from another food10.npz than is in .*food101; remove the directory", data_dir=pack_dir)
+    shutil.rmtree(prepared(pack_dir))
+    assert len(store.open_split(PACK, "train", pack_dir)) == 12
+
+
+def test_the_whole_set_goes_before_a_part(pack_dir):
+    (pack_dir / PACK / "food-101.tar.gz").write_bytes(b"no archive")
+    refused(r"a raw file of food101 in .* is damaged", data_dir=pack_dir)
+
+
+def test_any_process_can_prepare_a_set(pack_dir, monkeypatch):
+    """One that is not the main one, too, whose disk may be its own."""
+    monkeypatch.setattr("experiments.engine.workdir.is_main_process", lambda: False)
+    assert len(store.open_split(PACK, "train", pack_dir)) == 6
+
+
+def test_without_locks_the_first_to_end_is_taken(pack_dir, monkeypatch):
+    """Another process prepares the set while this one does."""
+    from experiments.engine.data import builder
+
+    build = builder.build
+
+    def no_locks(*args):
+        raise OSError(37, "No locks available")
+
+    def overtaken(data_set, form, folder, directory):
+        built = build(data_set, form, folder, directory)
+        monkeypatch.setattr(builder, "build", build)
+        store.prepare(data_set, pack_dir, pack_dir / "prepared")
+        return built
+
+    monkeypatch.setattr(store.fcntl, "flock", no_locks)
+    monkeypatch.setattr(builder, "build", overtaken)
+    assert len(store.open_split(PACK, "train", pack_dir)) == 6
+    assert not list((pack_dir / "prepared").glob(f".*{store.PARTIAL}"))
+
+
 def test_check_sums_of_raw_files(pack_dir):
     data = (pack_dir / PACK / "food10.npz").read_bytes()
     sums = pack_dir / raw.SUMS
     sums.write_text(f"{'0' * 64}  ./{PACK}/food10.npz\n")
     refused(r"food10.npz is damaged \(its SHA-256 is .*, it must be 0000", data_dir=pack_dir)
-    sums.write_text(f"{hashlib.sha256(data).hexdigest()}  ./{PACK}/food10.npz\n")
+    sums.write_text(f"{hashlib.sha256(data).hexdigest()} *./{PACK}/food10.npz\n")
     assert len(store.open_split(PACK, "train", pack_dir)) == 6
 
 
@@ -255,7 +299,7 @@ def test_a_set_of_an_older_version(pack_dir, capsys):
     assert "food101 was prepared by version 0.9.0, and 1.0.0 is needed" in capsys.readouterr().err
     shutil.rmtree(prepared(pack_dir))
     shutil.rmtree(pack_dir / PACK)
-    refused(r"it was prepared by version 0.9.0 and 1.0.0 is needed, for which .*food10.npz", data_dir=pack_dir)
+    refused(r"it was prepared by version 0.9.0 and 1.0.0 is needed, for which .*food-101.tar.gz", data_dir=pack_dir)
 
 
 def test_directories_that_cannot_be_written(pack_dir, monkeypatch):
