@@ -52,10 +52,11 @@ def train_loop(
     clock = Stopwatch(workdir / TIME, start)
     running: Any = None
     try:
-        with StopSignals() as signals, Prefetch(functools.partial(make_batch, config)) as batches:
+        make = functools.partial(make_batch, config)
+        with StopSignals() as signals, Prefetch(make, config.train.total_steps) as batches:
             for step in range(start, config.train.total_steps):
                 with clock.waiting():
-                    made = batches.get(step, ahead=step + 1 < config.train.total_steps)
+                    made = batches.get(step)
                 state, values = run_step(state, parallel.put_batch(made))
                 jax.block_until_ready(running)  # At most one step waits for another, so a signal is soon heeded.
                 running = values

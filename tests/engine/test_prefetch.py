@@ -1,4 +1,4 @@
-"""Batches are made one step ahead, in order, and training tells how long it waited for them."""
+"""Batches are made ahead of their steps, and training tells how long it waited for them."""
 
 import json
 import threading
@@ -20,13 +20,24 @@ def test_the_next_one_is_made_meanwhile():
             ahead.set()
         return step * step
 
-    with Prefetch(make) as batches:
-        assert batches.get(3, ahead=True) == 9
+    with Prefetch(make, 5, ahead=1) as batches:
+        assert batches.get(3) == 9
         assert ahead.wait(30)
-        assert batches.get(4, ahead=False) == 16
-        assert batches.get(7, ahead=False) == 49
-    assert [step for step, _ in made] == [3, 4, 7]
+        assert batches.get(4) == 16
+    assert [step for step, _ in made] == [3, 4]
     assert threading.main_thread() not in {thread for _, thread in made}
+
+
+def test_several_are_made_at_a_time():
+    together = threading.Barrier(3)
+
+    def make(step):
+        if step:
+            together.wait(30)
+        return step
+
+    with Prefetch(make, 4, ahead=3) as batches:
+        assert [batches.get(step) for step in range(4)] == [0, 1, 2, 3]
 
 
 def test_an_error_comes_with_its_step():
@@ -35,10 +46,10 @@ def test_an_error_comes_with_its_step():
             raise ValueError("no more data")
         return step
 
-    with Prefetch(make) as batches:
-        assert batches.get(0, ahead=True) == 0
+    with Prefetch(make, 2) as batches:
+        assert batches.get(0) == 0
         with pytest.raises(ValueError, match="no more data"):
-            batches.get(1, ahead=True)
+            batches.get(1)
 
 
 def test_time_goes_on_where_it_was_saved(tmp_path, monkeypatch):

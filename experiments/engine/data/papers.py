@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments.engine.data.store import open_split
-from experiments.engine.data.text import CLASS, SEPARATOR, Vocabulary, as_text, tokenize
+from experiments.engine.data.text import CLASS, SEPARATOR, Words, as_text, tokenize
 from experiments.engine.errors import EngineError
 
 NUM_CLASSES = 11
@@ -24,7 +24,7 @@ _ARCHIVES = (
     r"astro-ph|cond-mat|gr-qc|hep-ex|hep-lat|hep-ph|hep-th|math-ph|nlin|nucl-ex|nucl-th|quant-ph|q-bio|q-fin|"
     r"alg-geom|chao-dyn|patt-sol|solv-int|adap-org|comp-gas|dg-ga|funct-an|q-alg|cmp-lg|chem-ph|acc-phys|atom-ph|"
     r"plasm-ph|supr-con|mtrl-th|ao-sci|bayes-an"
-).replace("-", r"(?:\s*-\s*)?")
+).replace("-", r"(?:\s*[-_~\u2010-\u2015\u2212]+\s*)?")
 _WORDS = r"math|physics|cs|stat|eess|econ"
 _OF_PHYSICS = (
     r"acc-ph|ao-ph|app-ph|atm-clus|atom-ph|bio-ph|chem-ph|class-ph|comp-ph|data-an|ed-ph|flu-dyn|gen-ph|geo-ph|hist-ph|"
@@ -74,7 +74,8 @@ def load_papers(data_dir: str | None, vocabulary: int) -> dict[str, Papers]:
 
     A text that occurs twice is kept where it matters most, in the test split, then in the validation split.
     """
-    texts: dict[str, list[list[str]]] = {}
+    words = Words()
+    texts: dict[str, list[np.ndarray]] = {}
     labels: dict[str, list[int]] = {}
     duplicates: dict[str, int] = {}
     known: set[str] = set()
@@ -88,7 +89,7 @@ def load_papers(data_dir: str | None, vocabulary: int) -> dict[str, Papers]:
             if name in known:
                 duplicates[split] += 1
             elif len(tokens) >= SHORTEST:
-                texts[split].append(tokens)
+                texts[split].append(words.number(tokens))
                 labels[split].append(int(example["label"]))
             known.add(name)
         if duplicates[split]:
@@ -100,10 +101,9 @@ def load_papers(data_dir: str | None, vocabulary: int) -> dict[str, Papers]:
                 f"arxiv11 has {labels[split].count(rare)} papers of class {rare} with {SHORTEST:,} tokens in its "
                 f"{split} split; each class needs two"
             )
-    words = Vocabulary(texts["train"], vocabulary)
+    ids = words.vocabulary(texts["train"], vocabulary)
     return {
-        split: make_papers([words.encode(tokens) for tokens in texts[split]], labels[split], duplicates[split])
-        for split in texts
+        split: make_papers([ids[text] for text in texts[split]], labels[split], duplicates[split]) for split in texts
     }
 
 

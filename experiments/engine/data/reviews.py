@@ -8,7 +8,7 @@ import functools
 import numpy as np
 
 from experiments.engine.data.store import open_split
-from experiments.engine.data.text import Vocabulary, as_text, tokenize
+from experiments.engine.data.text import Words, as_text, tokenize
 
 NUM_CLASSES = 2
 
@@ -62,14 +62,13 @@ def cut(documents: list[np.ndarray], labels: np.ndarray, length: int) -> Reviews
 @functools.cache
 def load_reviews(data_dir: str | None, length: int, vocabulary: int) -> tuple[Reviews, Reviews]:
     """The training and the test examples; the vocabulary is that of the training reviews."""
+    words = Words()
     texts, labels = {}, {}
     for split in ("train", "test"):
         source = open_split("imdb", split, data_dir)
         examples = [source[index] for index in range(len(source))]
-        texts[split] = [tokenize(as_text(example["text"])) for example in examples]
+        texts[split] = [words.number(tokenize(as_text(example["text"]))) for example in examples]
         labels[split] = np.array([example["label"] for example in examples], np.int32)
-    words = Vocabulary(texts["train"], vocabulary)
-    train, test = (
-        cut([words.encode(tokens) for tokens in texts[split]], labels[split], length) for split in ("train", "test")
-    )
+    ids = words.vocabulary(texts["train"], vocabulary)
+    train, test = (cut([ids[text] for text in texts[split]], labels[split], length) for split in ("train", "test"))
     return train, test

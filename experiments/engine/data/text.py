@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import re
 from collections.abc import Iterable, Sequence
 
@@ -25,25 +24,37 @@ def tokenize(text: str) -> list[str]:
     return _BREAK.sub(" ", text.lower()).translate(_SPACED).split()
 
 
-class Vocabulary:
-    """The most frequent tokens of some texts; the others are UNKNOWN.
+class Words:
+    """Numbers of tokens in the order in which they are met: texts are kept as integers while a vocabulary is made."""
 
-    Attributes:
-      size: number of ids, UNKNOWN, CLASS and SEPARATOR among them.
-    """
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
 
-    def __init__(self, texts: Iterable[Sequence[str]], size: int) -> None:
-        """Counts the tokens of the texts; those of one count are in the order of the alphabet."""
-        counts: collections.Counter[str] = collections.Counter()
-        for tokens in texts:
-            counts.update(tokens)
-        kept = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[: size - NUM_SPECIAL]
-        self._ids = {token: NUM_SPECIAL + index for index, (token, _) in enumerate(kept)}
-        self.size = size
-
-    def encode(self, tokens: Sequence[str]) -> np.ndarray:
+    def number(self, tokens: Sequence[str]) -> np.ndarray:
         """(n,) int32."""
-        return np.fromiter((self._ids.get(token, UNKNOWN) for token in tokens), np.int32, len(tokens))
+        numbers = self._numbers
+        return np.fromiter((numbers.setdefault(token, len(numbers)) for token in tokens), np.int32, len(tokens))
+
+    def vocabulary(self, texts: Iterable[np.ndarray], size: int) -> np.ndarray:
+        """The ids of all numbers: those of the most frequent tokens of some texts; the others are UNKNOWN.
+
+        Args:
+          texts: in numbers.
+          size: of the ids, UNKNOWN, CLASS and SEPARATOR among them; tokens of one count are in the order of the alphabet.
+
+        Returns:
+          (numbers,) int32, by which `ids[text]` are the ids of a text.
+        """
+        counts = np.zeros(len(self._numbers), np.int64)
+        for text in texts:
+            found, times = np.unique(text, return_counts=True)
+            counts[found] += times
+        tokens = list(self._numbers)
+        kept = sorted(np.flatnonzero(counts).tolist(), key=lambda number: (-counts[number], tokens[number]))
+        kept = kept[: size - NUM_SPECIAL]
+        ids = np.full(len(tokens), UNKNOWN, np.int32)
+        ids[kept] = NUM_SPECIAL + np.arange(len(kept))
+        return ids
 
 
 def augment(tokens: np.ndarray, rng: np.random.Generator, *, rate: float = 0.05) -> np.ndarray:

@@ -12,7 +12,7 @@ from experiments.engine.data import papers, raw, reviews
 from experiments.engine.data.catalog import find
 from experiments.engine.data.examples import PairData, PaperData, ReviewData
 from experiments.engine.data.order import shuffled
-from experiments.engine.data.text import CLASS, NUM_SPECIAL, SEPARATOR, UNKNOWN, Vocabulary, augment, tokenize
+from experiments.engine.data.text import CLASS, NUM_SPECIAL, SEPARATOR, UNKNOWN, Words, augment, tokenize
 from tests.engine.data.raw_sets import needs_real_data, paper_text, real, write_arxiv, write_imdb
 
 
@@ -24,9 +24,15 @@ def test_basic_english_tokens():
 
 
 def test_the_vocabulary_keeps_what_is_frequent():
-    words = Vocabulary([["b", "a", "a"], ["c", "a", "b"]], NUM_SPECIAL + 2)
-    np.testing.assert_array_equal(words.encode(["a", "b", "c", "d"]), [3, 4, UNKNOWN, UNKNOWN])
-    assert words.encode([]).shape == (0,)
+    words = Words()
+    other = words.number(["d", "d", "d", "c"])
+    ids = words.vocabulary([words.number(tokens) for tokens in (["b", "a", "a"], ["c", "a", "b"])], NUM_SPECIAL + 2)
+    np.testing.assert_array_equal(ids[words.number(["a", "b", "c", "d"])], [3, 4, UNKNOWN, UNKNOWN])
+    np.testing.assert_array_equal(ids[other], UNKNOWN)
+    assert ids[words.number([])].shape == (0,)
+    # Of one count, by the alphabet.
+    ids = words.vocabulary([words.number(["c", "b"])], NUM_SPECIAL + 9)
+    np.testing.assert_array_equal(ids[words.number(["b", "c", "a"])], [3, 4, UNKNOWN])
 
 
 def test_augmentation_deletes_or_swaps():
@@ -130,6 +136,7 @@ TAGGED = {
     "math/0412345 [math] quant-ph": "",
     "the physics of math, cs and mathematics": "the physics of math, cs and mathematics",
     "alpha-hep-photon": "alpha-hep-photon",
+    "see_hep_ph0502231, hep\u2013th/9901001 and cond--mat": "see_ 0502231, and",
 }
 
 
@@ -223,7 +230,7 @@ def test_published_papers():
     """Splits as published; no tag of a class is left, and no paper is in two splits."""
     data_set, folder = find("arxiv11"), real("arxiv11")
     left = re.compile(
-        r"(?<![a-z])(astro|hep|cond|gr|quant|nucl)\s*-?\s*(ph|th|ex|lat|mat|qc)(?![a-z])|(?<![a-z])nlin(?![a-z])"
+        r"(?<![a-z])(astro|hep|cond|gr|quant|nucl)[\s_~\u2010-\u2015\u2212-]*(ph|th|ex|lat|mat|qc)(?![a-z])|(?<![a-z])nlin(?![a-z])"
         r"|arxiv *:|archive/(cs|math|physics)\b|(?<![a-z])(cs|math|physics)/\d{7}",
         re.I,
     )
