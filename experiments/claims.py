@@ -45,7 +45,8 @@ class Summary:
     def interval(self) -> tuple[float, float]:
         """Of the mean, over test examples and seeds."""
         examples = wilson_interval(round(self.accuracy * self.n), self.n)
-        return widen(self.accuracy, examples, self.seed_error)
+        low, high = widen(self.accuracy, examples, self.seed_error)
+        return max(0.0, low), min(1.0, high)
 
     def __sub__(self, other: Summary) -> tuple[float, float, float]:
         """The difference of accuracies, and the ends of its interval."""
@@ -68,23 +69,29 @@ Summaries = dict[tuple[str, str], Summary]
 def summarize(rows: Rows) -> Summaries:
     """By task and attention.
 
-    Seeds are taken to spread alike in all of them: the deviation is pooled over those that have several, and stands for
-    those that have one as well. It is 0 where none has several.
+    Seeds are taken to spread alike in all of them, in units of sqrt(p (1 - p)) for an accuracy p: the deviation is
+    pooled over those that have several, and stands for those that have one as well. It is 0 where none has several.
     """
     groups: dict[tuple[str, str], Rows] = {}
     for row in rows:
         groups.setdefault((row["task"], row["attention"]), []).append(row)
     accuracies = {key: [row["test_accuracy"] for row in group] for key, group in groups.items()}
+    means = {key: statistics.fmean(values) for key, values in accuracies.items()}
+    variances = {key: mean * (1 - mean) for key, mean in means.items()}  # of one answer
     freedom = sum(len(values) - 1 for values in accuracies.values())
-    squares = sum(statistics.pvariance(values) * len(values) for values in accuracies.values())
+    squares = sum(
+        statistics.pvariance(values) * len(values) / variances[key]
+        for key, values in accuracies.items()
+        if variances[key]
+    )
     error = float(stats.t.ppf(0.975, freedom)) * (squares / freedom) ** 0.5 if freedom else 0.0
     return {
         key: Summary(
-            statistics.fmean(accuracies[key]),
+            means[key],
             min(row["n_test"] for row in group),
             len(group),
             group[0]["length"],
-            error / len(group) ** 0.5,
+            error * (variances[key] / len(group)) ** 0.5,
         )
         for key, group in groups.items()
     }
@@ -130,13 +137,17 @@ def _exact_fails(found: Summaries) -> Verdict:
     if ("retrieval", "exact") not in found or ("retrieval", "elsaa") not in found:
         return Verdict(claim, MISSING, "retrieval needs elsaa and exact")
     exact, elsaa = found["retrieval", "exact"], found["retrieval", "elsaa"]
-    evidence = f"exact {100 * exact.accuracy:.1f} %, elsaa {100 * elsaa.accuracy:.1f} %"
+    difference, low, high = elsaa - exact
+    evidence = (
+        f"exact {100 * exact.accuracy:.1f} %, elsaa {100 * elsaa.accuracy:.1f} %, "
+        f"{_points(difference)} points ({_points(low)} to {_points(high)})"
+    )
     tokens = min(exact.tokens, elsaa.tokens)
     if tokens < LENGTHS["retrieval"]:
         return Verdict(claim, UNDECIDED, f"at {tokens:,} tokens {evidence}; 64,000 tokens were not tried")
     if exact.interval[0] > CHANCE or elsaa.interval[1] < NEAR_CHANCE:
         return Verdict(claim, FAILS, evidence)
-    holds = exact.interval[1] < NEAR_CHANCE and elsaa.interval[0] > CHANCE
+    holds = exact.interval[1] < NEAR_CHANCE and elsaa.interval[0] > CHANCE and low > 0
     return Verdict(claim, HOLDS if holds else UNDECIDED, evidence)
 
 

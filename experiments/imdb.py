@@ -40,6 +40,7 @@ PRESETS = {
         weight_decay=5e-5,
         epochs=150,
         warmup=0.0,
+        final_fraction=1.0,
     ),
     "cpu": cpu_preset(
         sizes=ClassifierConfig(width=64, num_layers=1, num_heads=2, mlp_width=128, dropout_rate=0.1),

@@ -136,15 +136,25 @@ def is_done(job: Job, workdir: pathlib.Path, arguments: argparse.Namespace) -> b
 
 
 def check_budgets(rows: Rows, workdir: pathlib.Path) -> None:
-    """Raises EngineError where the methods of a task were not trained and tested alike."""
+    """Raises EngineError where the runs of a task differ in anything but their attention and seed."""
     for task in TASKS:
-        for name in ("length", "steps", "n_test"):
-            values = sorted({row[name] for row in rows if row["task"] == task})
-            if len(values) > 1:
+        budgets = [_budget(row, workdir) for row in rows if row["task"] == task]
+        for budget in budgets[1:]:
+            if difference := first_difference(budgets[0], budget):
+                name, one, other = difference
                 raise EngineError(
-                    f"the runs of {task} in {workdir} have {name} = {' and '.join(map(str, values))}, and only those "
-                    "of one budget can be compared; move the others away, or give another --workdir"
+                    f"the runs of {task} in {workdir} have {name} = {one} and {other}, and only those of one budget "
+                    "can be compared; move the others away, or give another --workdir"
                 )
+
+
+def _budget(row: dict[str, Any], workdir: pathlib.Path) -> dict[str, Any]:
+    """What a run has in common with the others of its task."""
+    directory = suite.run_directory(workdir / row["task"], row["attention"], row["seed"])
+    config = read_json(directory / RESULTS)["config"]
+    task = {name: value for name, value in config["task"].items() if name not in ("attention", "seed")}
+    train = {name: value for name, value in config["train"].items() if name != "seed"}
+    return {"n_test": row["n_test"], "task": task, "train": train}
 
 
 def _failure(failed: Sequence[Job]) -> EngineError:
@@ -202,7 +212,7 @@ def write_report(rows: Rows, niah: Rows, workdir: pathlib.Path, out: pathlib.Pat
     sown = branch_means(workdir)
     for path, groups, label in (
         (accuracy, bars, "test accuracy"),
-        (branches, sown, "mean over tokens, last step"),
+        (branches, sown, "mean over the layer's outputs, last step"),
     ):
         if groups and pictures.bars(path, groups, label):
             written.append(path)
@@ -216,11 +226,11 @@ def write_report(rows: Rows, niah: Rows, workdir: pathlib.Path, out: pathlib.Pat
 
 
 def branch_means(workdir: pathlib.Path) -> dict[str, dict[str, tuple[float, float, float]]]:
-    """m and the gates of elsaa at the end of training, by task and layer."""
+    """m and the gates of elsaa at the end of training, by task and layer, of the first seed."""
     found: dict[str, dict[str, tuple[float, float, float]]] = {}
     for task in TASKS:
-        runs = suite.diagnostics(workdir / task)
-        means = next((found for name, found in runs.items() if name.startswith("elsaa-")), {})
+        done = [row["seed"] for row in suite.collect(workdir / task) if row["attention"] == "elsaa"]
+        means = suite.diagnostics(workdir / task)[f"elsaa-{done[0]}"] if done else {}
         for name in ("multiplier", "gate_sparse", "gate_low_rank"):
             for layer, value in enumerate(means.get(name, [])):
                 found.setdefault(f"{task}, {layer}", {})[name] = (value, value, value)
@@ -235,12 +245,13 @@ python -m experiments.paper --run
 
 The paper's numbers are those of its tables: one seed, on a GPU, at the lengths and epochs of its appendix. Ours are
 from the preset named in each row, at its length and budget: one budget for all methods of a task, the last step, all
-test examples. They stand side by side to compare the order of the methods, not the numbers. Our ArXiv, Food-101,
-Flowers-102 and Tiny ImageNet are not the paper's: [the differences](../paper.md).
+test examples. They stand side by side to compare the order of the methods, not the numbers. Sets, splits and readouts
+are not always the paper's: [the differences](../paper.md).
 
-The 95 % intervals are over test examples, taken as independent, and over seeds: the deviation between seeds is pooled
-over what has several of them, and stands for what has one as well. All methods answer the same examples, so the
-intervals of differences are rather too wide than too narrow."""
+The 95 % intervals are over test examples, taken as independent, and over seeds: the deviation between seeds, in units
+of sqrt(p (1 - p)) for an accuracy p, is pooled over what has several of them, and stands for what has one as well. All
+methods answer the same examples, which makes the intervals of differences too wide; pairs of the same papers
+(retrieval) and windows of the same reviews (IMDB) are not independent, which makes them too narrow."""
 
 
 def format_tables(rows: Rows, niah: Rows) -> str:
@@ -257,18 +268,19 @@ def format_tables(rows: Rows, niah: Rows) -> str:
 
 
 def _waiting(rows: Rows) -> str:
-    """How much of the time was that of the input pipeline."""
-    share, task, name = max((row["waited"] / row["seconds"], row["task"], row["attention"]) for row in rows)
+    """How much of the time was that of the input pipeline; and whether intervals know of seeds."""
+    share, task, name = max((row["waited"] / row["training_seconds"], row["task"], row["attention"]) for row in rows)
+    several = any(summary.seeds > 1 for summary in summarize(rows).values())
     return (
         "Time is that of training and evaluation, the mean over seeds. Steps waited for their data for at most "
-        f"{100 * share:.1f} % of it ({task}, {name})."
-    )
+        f"{100 * share:.1f} % of the time of training ({task}, {name})."
+    ) + ("" if several else " Nothing has several seeds yet: the intervals are over test examples alone.")
 
 
 def _classification_table(rows: Rows, tasks: dict[str, Any]) -> str:
     header = (
         *("task", "attention", "paper: train", "test", "ours: train", "test", "95 % interval", "n", "seeds"),
-        *("preset", "tokens", "steps", "time"),
+        *("preset", "tokens", "steps x batch", "time"),
     )
     lines, summaries = [], summarize(rows)
     for task, published in tasks.items():
@@ -276,7 +288,17 @@ def _classification_table(rows: Rows, tasks: dict[str, Any]) -> str:
             paper = [_published(value) for value in published[name]] if name in published else ["-", "-"]
             own = [row for row in rows if (row["task"], row["attention"]) == (task, name)]
             lines.append([task, name, *paper, *(_own_cells(own, summaries[task, name]) if own else ["-"] * 9)])
+    for name in COMPARED if len(tasks) > 1 else ():
+        theirs = [published[name][1] for published in tasks.values() if name in published]
+        ours = [summaries[task, name].accuracy for task in tasks if (task, name) in summaries]
+        both = _average(theirs, len(tasks)), "-", _average([100 * value for value in ours], len(tasks))
+        lines.append(["average", name, "-", *both, *["-"] * 7])
     return format_table(header, lines)
+
+
+def _average(values: Sequence[Any], count: int) -> str:
+    """Of all tasks of a table."""
+    return f"{sum(values) / count:.2f}" if len(values) == count else "-"
 
 
 def _published(value: float | str) -> str:
@@ -294,7 +316,7 @@ def _own_cells(rows: Rows, found: Summary) -> list[str]:
         str(found.seeds),
         rows[0]["preset"],
         f"{rows[0]['length']:,}",
-        f"{rows[0]['steps']:,}",
+        f"{rows[0]['steps']:,} x {rows[0]['batch_size']}",
         format_seconds(sum(row["seconds"] for row in rows) / len(rows)),
     ]
 
@@ -303,12 +325,17 @@ def _niah_table(rows: Rows) -> str:
     lines = []
     found = needle_rows(rows)
     shown = {
-        key: (f"{100 * row['accuracy']:.1f}", f"{100 * row['low']:.1f} to {100 * row['high']:.1f}", f"{row['n']:,}")
+        key: (
+            f"{100 * row['accuracy']:.1f}",
+            f"{100 * row['low']:.1f} to {100 * row['high']:.1f}",
+            f"{row['n']:,}, {row['seed']}",
+            f"{row['seconds_per_example']:.2g}",
+        )
         for key, row in found.items()
     }
     for name, published in NIAH.items():
         lines.append([name, "paper", *("OOM" if value is None else f"{value:.1f}" for value in published)])
-        for place, label in enumerate(("ours", "95 % interval", "n")):
+        for place, label in enumerate(("ours", "95 % interval, over examples", "n, seed", "seconds each")):
             cells = [shown[name, length][place] if (name, length) in shown else "-" for length in NIAH_LENGTHS]
             lines.append([name if place == 0 else "", label, *cells])
     return format_table(("attention", "", *(f"{length:,}" for length in NIAH_LENGTHS)), lines)

@@ -22,7 +22,8 @@ from experiments.engine.suite import PAPER_DROPOUT, Preset, cpu_preset, paper_at
 TASK = "tiny_imagenet"
 CLASSES = 200
 LENGTH = 1024
-DATA = ImageData("tiny_imagenet", CLASSES, size=64, patch_size=2)
+# The appendix does not say how these images are augmented; flipped, as in the authors' code.
+DATA = ImageData("tiny_imagenet", CLASSES, size=64, patch_size=2, augmentation="padded_crop", padding=0)
 
 PRESETS = {
     "paper": Preset(

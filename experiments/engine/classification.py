@@ -89,7 +89,7 @@ class Classification:
         return loss, {"accuracy": jnp.mean(jnp.argmax(logits, axis=-1) == batch["labels"]), **means}
 
     def validate(self, variables: dict[str, Any]) -> dict[str, float]:
-        """Accuracy on training examples: the sets have no third split, and no checkpoint is chosen by it."""
+        """Accuracy on training examples: most sets have no third split, and no checkpoint is chosen by it."""
         correct = self._correct(variables, "train", min(VALIDATION_EXAMPLES, self.evaluated or VALIDATION_EXAMPLES))
         return {"score": float(np.mean(correct))}
 
@@ -116,7 +116,7 @@ class Classification:
                 "n_test": len(test),
                 "low": low,
                 "high": high,
-                "seconds": time.monotonic() - start,
+                "evaluation_seconds": time.monotonic() - start,
             }
         ]
 

@@ -187,16 +187,28 @@ def run_directory(workdir: pathlib.Path, attention: str, seed: int) -> pathlib.P
 
 
 def collect(workdir: pathlib.Path) -> Rows:
-    """A row for each run of a work dir: of its largest evaluation, with its steps and the seconds of all of it."""
+    """A row for each run of a work dir: of its largest evaluation, with its steps, their batches, and its seconds.
+
+    `seconds` are of training and evaluation, `training_seconds` of training, and `waited` those of them in which a step
+    waited for its data.
+    """
     rows = []
     for directory in sorted(path.parent for path in workdir.glob(f"*/{RESULTS}")):
         stored, times = read_json(directory / RESULTS), read_json(directory / TIME)
         if not (times and stored and stored.get("rows") and "task" in stored["rows"][0]):
             continue  # no run of a classifier
         row = max(stored["rows"], key=lambda row: row["n_test"])
-        steps = sum(stage["steps"] for stage in stored["config"]["train"]["stages"])
-        seconds = {"seconds": round(times["seconds"] + row["seconds"], 1), "waited": round(times["waited"], 1)}
-        rows.append({**row, "steps": steps, **seconds})
+        (stage,) = stored["config"]["train"]["stages"]
+        training, evaluation = times["seconds"], row.pop("evaluation_seconds")
+        seconds = {"seconds": training + evaluation, "training_seconds": training, "waited": times["waited"]}
+        rows.append(
+            {
+                **row,
+                "steps": stage["steps"],
+                "batch_size": stage["batch_size"],
+                **{name: round(value, 1) for name, value in seconds.items()},
+            }
+        )
     order = {name: index for index, name in enumerate(ATTENTION_KINDS)}
     return sorted(rows, key=lambda row: (order[row["attention"]], row["seed"]))
 
@@ -224,7 +236,7 @@ def write_report(workdir: pathlib.Path) -> list[pathlib.Path]:
                     label = f"{path.parent.name}, layer {layer.removeprefix('layer_')}"
                     curves.setdefault(kind, {}).setdefault(label, []).append((record["step"], value, value, value))
     path = workdir / "branches.png"
-    parts = [pictures.Panel(kind, "step", "mean over tokens", found) for kind, found in curves.items()]
+    parts = [pictures.Panel(kind, "step", "mean over the layer's outputs", found) for kind, found in curves.items()]
     if is_main_process() and parts and pictures.panels(path, parts, columns=3):
         written.append(path)
     return written

@@ -24,6 +24,7 @@ def row(task, attention, accuracy, seed=0, n=2000, length=1024):
         "preset": "cpu",
         "length": length,
         "steps": 500,
+        "batch_size": 8,
         "parameters": 1000,
         "train_accuracy": accuracy,
         "test_accuracy": accuracy,
@@ -31,6 +32,7 @@ def row(task, attention, accuracy, seed=0, n=2000, length=1024):
         "low": accuracy - 0.02,
         "high": accuracy + 0.02,
         "seconds": 61.0,
+        "training_seconds": 50.0,
         "waited": 0.1,
     }
 
@@ -45,6 +47,8 @@ def needle(attention, accuracy, length=65536, n=100, **changes):
         "n": n,
         "length": length,
         "train_length": 1024,
+        "seed": 0,
+        "seconds_per_example": 1.5,
         "depth": None,
         "needles": 1,
         "distractors": 0,
@@ -109,7 +113,8 @@ def test_the_driver_runs_what_is_missing(tmp_path, monkeypatch, capsys):
                 done.mkdir(parents=True)
                 own = suite.make_parser("").parse(words[3:])
                 config = suite.run_config("imdb", "cpu", imdb.PRESETS["cpu"], attention, own).to_json()
-                stored = {"config": config, "rows": [row("imdb", attention, 0.8, int(seed))]}
+                evaluated = row("imdb", attention, 0.8, int(seed)) | {"evaluation_seconds": 11.0}
+                stored = {"config": config, "rows": [evaluated]}
                 (done / "results.json").write_text(json.dumps(stored))
                 (done / "time.json").write_text('{"seconds": 5, "waited": 0}')
                 (done / "metrics.jsonl").write_text('{"step": 5, "layer_0/multiplier": 0.5, "layer_0/gate_sparse": 1}')
@@ -136,6 +141,8 @@ def test_the_driver_runs_what_is_missing(tmp_path, monkeypatch, capsys):
     assert paper.is_done(job, tmp_path / "runs", arguments)
     assert not paper.is_done(job, tmp_path / "runs", fewer)
     text = (tmp_path / "out/paper.md").read_text()
+    assert "500 x 8" not in text  # of the config, not of the row
+    assert f"{imdb.PRESETS['cpu'].steps} x {imdb.PRESETS['cpu'].batch_size}" in text
     assert "75.93" in text
     assert "80.00" in text
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
@@ -147,10 +154,26 @@ def test_the_driver_runs_what_is_missing(tmp_path, monkeypatch, capsys):
 
 
 def test_rows_of_one_budget_alone_are_compared(tmp_path):
-    rows = [row("imdb", "elsaa", 0.8), row("imdb", "exact", 0.8, n=20)]
-    with pytest.raises(EngineError, match=r"the runs of imdb in .* have n_test = 20 and 2000, and only those of one"):
-        paper.check_budgets(rows, tmp_path)
-    paper.check_budgets([*rows[:1], row("retrieval", "exact", 0.8, n=20)], tmp_path)
+    def write(task, attention, seed=0, batch_size=8):
+        config = {
+            "task": {"attention": attention, "seed": seed, "sizes": {"width": 64}},
+            "train": {"seed": seed, "stages": [{"batch_size": batch_size}]},
+        }
+        directory = suite.run_directory(tmp_path / task, attention, seed)
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "results.json").write_text(json.dumps({"config": config}))
+
+    for task, attention, seed in (("imdb", "elsaa", 0), ("imdb", "elsaa", 1), ("imdb", "exact", 0)):
+        write(task, attention, seed)
+    write("retrieval", "exact", batch_size=4)
+    alike = [row("imdb", "elsaa", 0.8), row("imdb", "elsaa", 0.8, 1), row("retrieval", "exact", 0.8, n=20)]
+    paper.check_budgets([*alike, row("imdb", "exact", 0.7)], tmp_path)
+    with pytest.raises(EngineError, match=r"the runs of imdb in .* have n_test = 2000 and 20, and only those of one"):
+        paper.check_budgets([*alike, row("imdb", "exact", 0.8, n=20)], tmp_path)
+    write("imdb", "exact", batch_size=32)
+    wanted = r"the runs of imdb in .* have train.stages\[0\].batch_size = 8 and 32, and only those of one"
+    with pytest.raises(EngineError, match=wanted):
+        paper.check_budgets([*alike, row("imdb", "exact", 0.7)], tmp_path)
 
 
 def test_a_work_dir_of_something_else(tmp_path):
@@ -168,13 +191,16 @@ def test_intervals_hold_examples_and_seeds():
     one = summarize([row("imdb", "elsaa", 0.8)])["imdb", "elsaa"]
     assert one.interval == wilson_interval(1600, 2000)
     seeds = [row("imdb", "elsaa", value, seed) for seed, value in enumerate((0.80, 0.86, 0.80))]
-    found = summarize([*seeds, row("retrieval", "race", 0.8)])
+    found = summarize([*seeds, row("retrieval", "race", 0.82), row("tiny_imagenet", "race", 0.02)])
     several, single = found["imdb", "elsaa"], found["retrieval", "race"]
     assert (several.accuracy, several.n, several.seeds) == (pytest.approx(0.82), 2000, 3)
     mean, low, _ = mean_interval([0.80, 0.86, 0.80])  # by Student's t with two degrees of freedom
     assert several.seed_error == pytest.approx(mean - low)
     assert single.seed_error == pytest.approx((mean - low) * 3**0.5)  # as much a seed, and but one
     assert several.interval[0] < low
+    rare = found["tiny_imagenet", "race"]
+    assert rare.seed_error == pytest.approx(single.seed_error * (0.02 * 0.98 / (0.82 * 0.18)) ** 0.5)
+    assert rare.interval[0] == 0
     assert one - one == (0, *difference_interval(0.8, one.interval, 0.8, one.interval))
 
 
@@ -211,6 +237,8 @@ def test_verdicts_follow_from_the_rows():
     assert verdicts(long)[exact] == HOLDS
     assert verdicts(rows_of({**EQUAL, "exact": 0.65}, ("retrieval",), length=64_000))[exact] == FAILS
     assert verdicts(rows_of({**EQUAL, "elsaa": 0.65}, ("retrieval",), n=100, length=64_000))[exact] == UNDECIDED
+    close = {**EQUAL, "exact": 0.517, "elsaa": 0.533}
+    assert verdicts(rows_of(close, ("retrieval",), n=1000, length=64_000))[exact] == UNDECIDED
     mixed = [row("retrieval", "exact", 0.5, length=1024), row("retrieval", "elsaa", 0.65, length=64_000)]
     assert verdicts(mixed)[exact] == UNDECIDED
     assert verdicts(rows_of(EQUAL, claims.SHORT, n=100_000))[short] == HOLDS

@@ -125,9 +125,7 @@ DATA_SETS = {
             _WITH_VALIDATION,
             (
                 Form("lines", tuple(RawFile(f"{split}.jsonl.xz") for split in _WITH_VALIDATION)),
-                _published(
-                    "named_lines", f"{_ARXIV}/resolve/main", "train_data.txt", "val_data.txt", "test_data.txt"
-                ),
+                _published("named_lines", f"{_ARXIV}/resolve/main", "train_data.txt", "val_data.txt", "test_data.txt"),
             ),
             f"{_ARXIV}, or write lines of JSON of your own with id, label11 (0 to 10) and text",
         ),

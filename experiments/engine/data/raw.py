@@ -140,7 +140,9 @@ def _read_lines(form: Form, folder: pathlib.Path, split: str) -> Iterator[tuple[
         for line in filter(str.strip, lines):
             row = json.loads(line)
             if row["label11"] >= len(ARXIV_CLASSES):
-                raise ValueError(f"label11 is {row['label11']} in {row['id']}, and there are {len(ARXIV_CLASSES)} classes")
+                raise ValueError(
+                    f"label11 is {row['label11']} in {row['id']}, and there are {len(ARXIV_CLASSES)} classes"
+                )
             if row["label11"] >= 0:  # The others have a class that is too rare.
                 yield row["id"], {"text": row["text"], "label": int(row["label11"]), "id": row["id"]}
 

@@ -143,7 +143,8 @@ def _verify(target: pathlib.Path, data_set: DataSet, folder: pathlib.Path) -> No
         names = [file.name for file in present.files]
         if set(names) != set(sources):
             raise EngineError(
-                f"{target} was prepared from {', '.join(sorted(sources))}, and {folder} has {', '.join(names)}; {remedy}"
+                f"{target} was prepared from {', '.join(sorted(sources))}, and {folder} has {', '.join(names)}; "
+                f"{remedy}"
             )
         for name in names:
             if raw.readable_sum(folder / name) != sources[name]:

@@ -40,7 +40,7 @@ class Words:
 
         Args:
           texts: in numbers.
-          size: of the ids, UNKNOWN, CLASS and SEPARATOR among them; tokens of one count are in the order of the alphabet.
+          size: number of ids, UNKNOWN, CLASS and SEPARATOR among them; tokens of one count are in alphabetical order.
 
         Returns:
           (numbers,) int32, by which `ids[text]` are the ids of a text.
