@@ -349,9 +349,13 @@ def test_the_manifest_names_what_the_set_was_made_of(pack_dir):
     ],
 )
 def test_published_splits_of_images(name, counts, classes):
+    """Labels and splits as published, and no image is in both."""
     data_set, folder = catalog.find(name), real(name)
     raw.check(data_set, data_set.forms[0], folder)
+    hashes = []
     for split, count in zip(data_set.splits, counts, strict=True):
-        labels = [example["label"] for _, example in raw.examples(data_set, data_set.forms[0], folder, split)]
-        assert len(labels) == count
-        assert set(labels) == set(range(classes))
+        examples = [example for _, example in raw.examples(data_set, data_set.forms[0], folder, split)]
+        assert len(examples) == count
+        assert {example["label"] for example in examples} == set(range(classes))
+        hashes.append({hashlib.sha256(example["image"].getvalue()).digest() for example in examples})
+    assert not hashes[0] & hashes[1]
