@@ -233,7 +233,7 @@ def branch_means(workdir: pathlib.Path) -> dict[str, dict[str, tuple[float, floa
         means = suite.diagnostics(workdir / task)[f"elsaa-{done[0]}"] if done else {}
         for name in ("multiplier", "gate_sparse", "gate_low_rank"):
             for layer, value in enumerate(means.get(name, [])):
-                found.setdefault(f"{task}, {layer}", {})[name] = (value, value, value)
+                found.setdefault(f"{task}, layer {layer}", {})[name] = (value, value, value)
     return found
 
 
