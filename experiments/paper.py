@@ -259,7 +259,8 @@ def format_tables(rows: Rows, niah: Rows) -> str:
     parts = []
     for title, tasks in TABLES.items():
         parts.append(f"## {title}\n\n{_classification_table(rows, tasks)}")
-    parts.insert(3, f"## Table 4: needle in a haystack\n\n{_niah_table(niah)}")
+    more = "More methods, seeds and lengths: [niah.md](niah.md)."
+    parts.insert(3, f"## Table 4: needle in a haystack\n\n{more}\n\n{_niah_table(niah)}")
     verdicts = [[verdict.claim, verdict.verdict, verdict.evidence] for verdict in judge(rows, niah)]
     if rows:
         parts.append(_waiting(rows))
