@@ -209,7 +209,7 @@ def write_report(rows: Rows, niah: Rows, workdir: pathlib.Path, out: pathlib.Pat
     bars: dict[str, dict[str, tuple[float, float, float]]] = {}
     for (task, name), found in summarize(rows).items():
         bars.setdefault(task, {})[name] = (found.accuracy, *found.interval)
-    sown = branch_means(workdir)
+    sown = branch_means(rows, workdir)
     for path, groups, label in (
         (accuracy, bars, "test accuracy"),
         (branches, sown, "mean over the layer's outputs, last step"),
@@ -225,12 +225,12 @@ def write_report(rows: Rows, niah: Rows, workdir: pathlib.Path, out: pathlib.Pat
     return written
 
 
-def branch_means(workdir: pathlib.Path) -> dict[str, dict[str, tuple[float, float, float]]]:
+def branch_means(rows: Rows, workdir: pathlib.Path) -> dict[str, dict[str, tuple[float, float, float]]]:
     """m and the gates of elsaa at the end of training, by task and layer, of the first seed."""
     found: dict[str, dict[str, tuple[float, float, float]]] = {}
     for task in TASKS:
-        done = [row["seed"] for row in suite.collect(workdir / task) if row["attention"] == "elsaa"]
-        means = suite.diagnostics(workdir / task)[f"elsaa-{done[0]}"] if done else {}
+        seeds = [row["seed"] for row in rows if (row["task"], row["attention"]) == (task, "elsaa")]
+        means = suite.diagnostics(workdir / task).get(f"elsaa-{seeds[0]}", {}) if seeds else {}
         for name in ("multiplier", "gate_sparse", "gate_low_rank"):
             for layer, value in enumerate(means.get(name, [])):
                 found.setdefault(f"{task}, layer {layer}", {})[name] = (value, value, value)

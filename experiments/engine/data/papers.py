@@ -11,11 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from experiments.engine.data.raw import ARXIV_CLASSES
 from experiments.engine.data.store import open_split
 from experiments.engine.data.text import CLASS, SEPARATOR, Words, as_text, tokenize
 from experiments.engine.errors import EngineError
 
-NUM_CLASSES = 11
+NUM_CLASSES = len(ARXIV_CLASSES)
 SHORTEST = 1000  # tokens of a paper that is kept
 # Names of archives that are no English words go wherever they stand, and however their hyphen is written; the others
 # where they are part of an identifier, of an address or of a subject class, such as math/0105123, archive/cs, cs.LG,
