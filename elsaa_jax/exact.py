@@ -11,7 +11,7 @@ from jax import lax
 
 from elsaa_jax import block_kernels, blocks, checks, dispatch
 from elsaa_jax.chunks import equal_size, largest_divisor, pad_axis
-from elsaa_jax.masses import mix, softmax_pair
+from elsaa_jax.masses import dot_rows, mix, softmax_pair
 from elsaa_jax.types import Array, BranchOutput, Implementation
 from pallas_kernels.configs import block_refusal
 
@@ -172,7 +172,7 @@ def _layout(geometry: Geometry, route: dispatch.Route) -> block_kernels.Layout:
 
 def row_shift(out: Array, log_mass: Array, d_out: Array, d_log_mass: Array) -> Array:
     """What the backward pass subtracts from d_out . v: out . d_out - d_log_mass; 0 without keys."""
-    shift = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), axis=-1) - d_log_mass
+    shift = dot_rows(out, d_out) - d_log_mass
     return jnp.where(jnp.isneginf(log_mass), 0.0, shift)
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from elsaa_jax import checks, dispatch, race, race_kernels, race_xla
 from elsaa_jax.fusion import fusion_weights
-from elsaa_jax.masses import mix
+from elsaa_jax.masses import dot_rows, mix
 from elsaa_jax.race import Race
 from elsaa_jax.types import Array, BranchOutput, FusionKind
 from pallas_kernels.fusion import FUSED_KINDS, FusedKind, Sparse
@@ -109,7 +109,7 @@ def _attend_bwd(static, residuals, cotangents):
     arrays, sparse, den, state = residuals
     d_out, d_den = cotangents
     weights, weights_vjp = jax.vjp(functools.partial(_weights, static), sparse, den, arrays[5])
-    d_weight = jnp.sum(d_out.astype(jnp.float32) * sparse.out.astype(jnp.float32), axis=-1)
+    d_weight = dot_rows(d_out, sparse.out)
     # Only w_s depends on Den: see `can_fuse`.
     d_den = d_den + weights_vjp((d_weight, jnp.zeros_like(d_weight)))[1]
 

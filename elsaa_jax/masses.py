@@ -36,6 +36,12 @@ def mix(first: Array, second: Array, weights: tuple[Array, Array]) -> Array:
     return weights[0][..., None] * first.astype(jnp.float32) + weights[1][..., None] * second.astype(jnp.float32)
 
 
+def dot_rows(first: Array, second: Array) -> Array:
+    """The float32 products (...) of rows (..., H), as a product of matrices: XLA's sum of one takes 30 times as long."""
+    rows = first.astype(jnp.float32), second.astype(jnp.float32)
+    return jnp.einsum("...h,...h->...", *rows, precision=lax.Precision.HIGHEST)
+
+
 def normalize(out: Array, total: Array, top: Array) -> tuple[Array, Array]:
     """Output and log-mass from sums of exp(logit - top) v and of exp(logit - top); 0 and -inf without keys."""
     nonzero = jnp.where(total > 0, total, 1.0)

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from elsaa_jax.chunks import (
+    equal_size,
     fold,
     from_head_rows,
     join_chunks,
@@ -25,10 +26,11 @@ from elsaa_jax.packing import pack
 from elsaa_jax.race_kernels import Layout, State
 from elsaa_jax.types import Array
 
-# Tokens that are summarised at a time, and that read: a chunk where attention is not causal, else several. glibc gives
-# freed memory back to the system where it is more than twice the largest piece freed before. What the smaller chunk
-# frees is less, so that its pages are not asked for anew at each chunk, which was a fifth of the time.
-SUMMARY_CHUNK, READ_CHUNK = 2048, 1024
+# Rows (tokens of all sequences and heads) that are summarised or read at a time, where attention is not causal, and
+# tokens of a part of them: parts are computed side by side, on all cores and in their caches.
+ROWS_AT_A_TIME, PART = 32_768, 1024
+# Where it is causal, tokens of the chunks that are summarised, and that read, at a time.
+SUMMARY_TOKENS, READ_TOKENS = 8192, 2048
 
 
 def _weigh(out: Array, den: Array, *weight: Array) -> Array:
@@ -92,7 +94,7 @@ class Codes(NamedTuple):
         """(Z, C, H) -> (Z, F, C), 0 for masked keys; `valid` is (B, C)."""
         turns, norms = self._turns(_precisely("zph,zxh->zpx", self._planes(len(rows)), rows))
         turns, norms = (x.reshape(len(rows) * self.num_tables, -1, rows.shape[1]) for x in (turns, norms))
-        corners = _copies(self._corners.T[None], len(turns))
+        corners = _copies(self._corners.T[None, None], len(turns))[0]
         exponents = _precisely("zcp,zpx->zcx", corners, turns) - norms.sum(1)[:, None, :]
         codes = jnp.exp(exponents).reshape(len(rows), -1, rows.shape[1])
         return codes * jnp.repeat(valid.astype(jnp.float32), len(rows) // len(valid), axis=0)[:, None, :]
@@ -108,7 +110,7 @@ class Codes(NamedTuple):
         planes = self.planes.astype(jnp.float32).reshape(
             -1, self.num_tables * self.planes.shape[-2], self.planes.shape[-1]
         )
-        return _copies(planes, num_rows // len(planes))
+        return _copies(planes[None], num_rows // len(planes))[0]
 
     def _turns(self, dots: Array) -> tuple[Array, Array]:
         """u and log(2 cosh u)."""
@@ -118,11 +120,11 @@ class Codes(NamedTuple):
 
 
 def _copies(x: Array, number: int) -> Array:
-    """(A, ...) -> (number * A, ...), in memory.
+    """(A, C, ...) -> (A, number * C, ...), in memory.
 
     XLA of jaxlib 0.10 gets products wrong whose factor is a broadcast that it fuses; a reversal it does not fuse.
     """
-    return lax.rev(jnp.tile(lax.rev(x, (0,)), (number, 1, 1)), (0,))
+    return lax.rev(jnp.tile(lax.rev(x, (1,)), (1, number, *(1 for _ in x.shape[2:]))), (1,))
 
 
 def _precisely(subscripts: str, x: Array, y: Array) -> Array:
@@ -172,13 +174,13 @@ def _state(
 ) -> State:
     """What queries read: the summary of all keys, or those of the chunks before each chunk with a query."""
     codes = Codes(planes, beta, layout.num_ensembles)
-    num_keys = key.shape[1]
-    size = layout.causal_chunk or min(SUMMARY_CHUNK, num_keys)
+    batch, num_keys = key.shape[:2]
+    parts, size = _parts(key) if layout.causal_chunk is None else (1, layout.causal_chunk)
     chunks = [split_chunks(x, size) for x in (key, value, _valid(key, key_mask))]
-    batch, num_chunks = key.shape[0], len(chunks[0])
     if layout.causal_chunk is not None:
         # Alg. 3: a prefix sum of chunk summaries.
-        number = largest_divisor(num_chunks, SUMMARY_CHUNK // size)
+        num_chunks = len(chunks[0])
+        number = largest_divisor(num_chunks, SUMMARY_TOKENS // size)
 
         def summarise(some):
             return [x.reshape(number, -1, *x.shape[1:]) for x in _summary(codes, *unfold(some, number * batch))]
@@ -189,8 +191,6 @@ def _state(
         upto = lax.associative_scan(lambda a, b: jax.tree.map(jnp.add, a, b), summaries)
         first = (num_keys - num_queries) // size
         return State(*(pad_axis(x, 0, 1, 0)[first:-1] for x in upto))
-    # Several parts of a chunk are summed at the same time.
-    parts = largest_divisor(size, 8)
 
     def add(total, chunk):
         sums = (
@@ -225,12 +225,13 @@ def _readout(
     num_keys, num_kv_heads = key.shape[1:3]
     if layout.causal_chunk is None:
         # Alg. 2. Chunks bound the memory: none of the soft codes outlives its own.
-        size, start = min(READ_CHUNK, num_queries), 0
+        (parts, size), start = _parts(query), 0
+        of_parts = State(*(_copies(x.reshape(batch, -1, *x.shape[1:]), parts).reshape(-1, *x.shape[1:]) for x in state))
 
         def read(chunk):
-            query, *rows = unfold(chunk, batch)
-            out, den = _read(codes, query, num_kv_heads, state, eps)
-            return finish(out, den, *rows), den
+            query, *rows = unfold(chunk, batch * parts)
+            out, den = _read(codes, query, num_kv_heads, of_parts, eps)
+            return tuple(x.reshape(batch, size, *x.shape[2:]) for x in (finish(out, den, *rows), den))
 
         out, den = lax.map(jax.checkpoint(read), [split_chunks(x, size) for x in (query, *rows)])
     else:
@@ -238,7 +239,7 @@ def _readout(
         first, start = divmod(num_keys - num_queries, size)
         keys = (split_chunks(x, size)[first:] for x in (key, value, _valid(key, key_mask)))
         tokens = split_chunks(query, size, start), *keys, *(split_chunks(x, size, start) for x in rows)
-        number = largest_divisor(len(tokens[0]), READ_CHUNK // size)
+        number = largest_divisor(len(tokens[0]), READ_TOKENS // size)
 
         def read_causally(some):
             tokens, before = some
@@ -250,6 +251,14 @@ def _readout(
         out, den = (x.reshape(-1, *x.shape[2:]) for x in parts)
     out, den = join_chunks(out, num_queries, start), join_chunks(den, num_queries, start)
     return out.astype(query.dtype), den
+
+
+def _parts(x: Array) -> tuple[int, int]:
+    """Into how many parts a chunk of tokens (B, T, heads, H) is split, and tokens of a chunk."""
+    batch, length, heads = x.shape[:3]
+    at_a_time = max(1, ROWS_AT_A_TIME // (batch * heads))
+    number = -(-min(length, at_a_time) // PART)
+    return number, number * equal_size(-(-length // number), max(1, at_a_time // number))
 
 
 def _valid(key: Array, key_mask: Array | None) -> Array:
