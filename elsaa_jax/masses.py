@@ -37,7 +37,7 @@ def mix(first: Array, second: Array, weights: tuple[Array, Array]) -> Array:
 
 
 def dot_rows(first: Array, second: Array) -> Array:
-    """The float32 products (...) of rows (..., H), as a product of matrices: XLA's sum of one takes 30 times as long."""
+    """The float32 products (...) of rows (..., H), by an einsum: as a sum it took 30 times as long on a CPU."""
     rows = first.astype(jnp.float32), second.astype(jnp.float32)
     return jnp.einsum("...h,...h->...", *rows, precision=lax.Precision.HIGHEST)
 

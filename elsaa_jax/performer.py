@@ -21,7 +21,7 @@ from elsaa_jax.chunks import (
     unfold,
 )
 from elsaa_jax.config import check_int
-from elsaa_jax.masses import safe_log, safe_max
+from elsaa_jax.masses import dot_rows, safe_log, safe_max
 from elsaa_jax.types import Array, BranchOutput
 
 FULL_CHUNK = 2048
@@ -122,7 +122,7 @@ def _exponents(x: Array, projection: Array, num_kv_heads: int) -> Array:
     projection = jnp.tile(projection, (x.shape[0], 1, 1)) if per_head else projection
     subscripts = "rxh,rfh->rfx" if per_head else "rxh,fh->rfx"
     dots = jnp.einsum(subscripts, rows, projection, precision=lax.Precision.HIGHEST)
-    return dots - jnp.sum(rows * rows, axis=-1)[:, None] / 2
+    return dots - dot_rows(rows, rows)[:, None] / 2
 
 
 def _key_exponents(key: Array, valid: Array, projection: Array) -> Array:

@@ -22,6 +22,7 @@ from elsaa_jax.chunks import (
     to_head_rows,
     unfold,
 )
+from elsaa_jax.masses import dot_rows
 from elsaa_jax.packing import pack
 from elsaa_jax.race_kernels import Layout, State
 from elsaa_jax.types import Array
@@ -87,23 +88,16 @@ class Codes(NamedTuple):
         """(Z, X, H) -> (Z, X, F)."""
         turns, norms = self._turns(_precisely("zxh,zph->zxp", rows, self._planes(len(rows))))
         turns, norms = (x.reshape(*rows.shape[:2], self.num_tables, -1) for x in (turns, norms))
-        exponents = _precisely("zxlp,pc->zxlc", turns, self._corners) - norms.sum(-1)[..., None]
-        return jnp.exp(exponents).reshape(*rows.shape[:2], -1)
+        return jnp.exp(_exponents(turns, norms)).reshape(*rows.shape[:2], -1)
 
     def of_keys(self, rows: Array, valid: Array) -> Array:
         """(Z, C, H) -> (Z, F, C), 0 for masked keys; `valid` is (B, C)."""
         turns, norms = self._turns(_precisely("zph,zxh->zpx", self._planes(len(rows)), rows))
         turns, norms = (x.reshape(len(rows) * self.num_tables, -1, rows.shape[1]) for x in (turns, norms))
-        corners = _copies(self._corners.T[None, None], len(turns))[0]
+        corners = _copies(_signs(self.planes.shape[-2]).T[None, None], len(turns))[0]
         exponents = _precisely("zcp,zpx->zcx", corners, turns) - norms.sum(1)[:, None, :]
         codes = jnp.exp(exponents).reshape(len(rows), -1, rows.shape[1])
         return codes * jnp.repeat(valid.astype(jnp.float32), len(rows) // len(valid), axis=0)[:, None, :]
-
-    @property
-    def _corners(self) -> Array:
-        """(P, 2**P) signs."""
-        bits = np.arange(self.planes.shape[-2])[:, None]
-        return jnp.asarray(2 * (np.arange(2 ** len(bits))[None, :] >> bits & 1) - 1, jnp.float32)
 
     def _planes(self, num_rows: int) -> Array:
         """(Z, L * P, H)."""
@@ -119,6 +113,39 @@ class Codes(NamedTuple):
         return turns, size + jnp.log1p(jnp.exp(-2 * size))
 
 
+def _bits(number: int) -> np.ndarray:
+    """(P, 2**P): the bits of each corner."""
+    return (np.arange(2**number)[None, :] >> np.arange(number)[:, None] & 1).astype(np.float32)
+
+
+def _signs(number: int) -> Array:
+    """(P, 2**P): the signs of each corner."""
+    return jnp.asarray(2 * _bits(number) - 1)
+
+
+@jax.custom_vjp
+def _exponents(turns: Array, norms: Array) -> Array:
+    """sum_p v_p u_p - log(2 cosh u_p) of all corners, (Z, X, L, P) -> (Z, X, L, 2**P).
+
+    The derivative of the norms, a sum over all corners, is that over the corners with a bit and that over those
+    without it: by products, as XLA's sum takes longer than all the rest.
+    """
+    return _precisely("zxlp,pc->zxlc", turns, _signs(turns.shape[-1])) - norms.sum(-1)[..., None]
+
+
+def _exponents_fwd(turns, norms):
+    return _exponents(turns, norms), turns.shape[-1]
+
+
+def _exponents_bwd(number, d_exponents):
+    bits = _bits(number)
+    ones, zeros = (_precisely("zxlc,pc->zxlp", d_exponents, jnp.asarray(x)) for x in (bits, 1 - bits))
+    return ones - zeros, -ones - zeros
+
+
+_exponents.defvjp(_exponents_fwd, _exponents_bwd)
+
+
 def _copies(x: Array, number: int) -> Array:
     """(A, C, ...) -> (A, number * C, ...), in memory.
 
@@ -130,6 +157,25 @@ def _copies(x: Array, number: int) -> Array:
 def _precisely(subscripts: str, x: Array, y: Array) -> Array:
     """A product that ends up in an exponent."""
     return jnp.einsum(subscripts, x, y, precision=lax.Precision.HIGHEST)
+
+
+@jax.custom_vjp
+def _divide(num: Array, den: Array) -> Array:
+    """num / den, of rows (..., H) and (..., 1)."""
+    return num / den
+
+
+def _divide_fwd(num, den):
+    out = num / den
+    return out, (out, den)
+
+
+def _divide_bwd(residuals, d_out):
+    out, den = residuals
+    return d_out / den, -dot_rows(d_out, out)[..., None] / den
+
+
+_divide.defvjp(_divide_fwd, _divide_bwd)
 
 
 def _summary(codes: Codes, key: Array, value: Array, valid: Array) -> tuple[Array, Array]:
@@ -164,7 +210,7 @@ def _read(codes: Codes, query: Array, num_kv_heads: int, state: State, eps: Arra
         num, den = num + jnp.einsum("zxs,zsh->zxh", kernel, value_rows), den + kernel.sum(-1)
     num, den = (x.reshape(-1, codes.num_ensembles, *x.shape[1:]) / codes.num_tables for x in pack(num, den))
     # A row without keys has Num = Den = 0, and with eps = 0 nothing to divide by.
-    out = jnp.mean(num / jnp.where(den > 0, den + eps, 1.0), axis=1)
+    out = jnp.mean(_divide(num, jnp.where(den > 0, den + eps, 1.0)), axis=1)
     length = query.shape[1]
     return from_head_rows(out, num_kv_heads, length), from_head_rows(den[..., 0].mean(1), num_kv_heads, length)
 

@@ -54,8 +54,8 @@ def forward(
         start = (jnp.zeros(query.shape, jnp.float32), jnp.full(query.shape[:1], -jnp.inf, jnp.float32))
 
     def attend(query_rows, key_rows):
-        keys = (_take_rows(x, key_rows) for x in (key, value))
-        return blocks.forward(_take_rows(query, query_rows), *keys, _bias(key_rows, len(key)), scale)
+        key_of, value_of = _take_rows(key, key_rows), _take_rows(value, key_rows)
+        return blocks.forward(_take_rows(query, query_rows), key_of, value_of, _bias(key_rows, len(key)), scale)
 
     def nothing(query_rows, key_rows):
         return jnp.zeros((*query_rows.shape, query.shape[1]), jnp.float32), jnp.full(
@@ -89,9 +89,10 @@ def backward(
     log_mass = jnp.where(jnp.isneginf(log_mass), jnp.inf, log_mass)
 
     def derive(query_rows, key_rows):
-        rows = _take_rows(query, query_rows), *(_take_rows(x, key_rows) for x in (key, value))
-        numbers = _take(log_mass, query_rows, jnp.inf), _take_rows(d_out, query_rows), _take(shift, query_rows)
-        return blocks.backward(*rows, _bias(key_rows, len(key)), scale, *numbers)
+        query_of, d_out_of = _take_rows(query, query_rows), _take_rows(d_out, query_rows)
+        key_of, value_of = _take_rows(key, key_rows), _take_rows(value, key_rows)
+        numbers = _take(log_mass, query_rows, jnp.inf), d_out_of, _take(shift, query_rows)
+        return blocks.backward(query_of, key_of, value_of, _bias(key_rows, len(key)), scale, *numbers)
 
     def nothing(query_rows, key_rows):
         d_key = jnp.zeros((*key_rows.shape, key.shape[1]), jnp.float32)

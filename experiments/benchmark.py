@@ -11,18 +11,24 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib.resources
+import os
 import pathlib
-import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from elsaa_jax.crossover import TABLE
-from experiments.contenders import MATMUL, Case, contenders
+from elsaa_jax.dispatch import IMPLEMENTATIONS
+from elsaa_jax.types import Implementation
+from experiments.contenders import MATMUL, Case, contenders, of_implementation
 from experiments.engine import cli, pictures
+from experiments.engine.bar import Bar
 from experiments.engine.errors import EngineError
+from experiments.engine.progress import format_seconds
 from experiments.engine.results import Rows
 from experiments.engine.table import format_table
 from experiments.engine.workdir import RESULTS, read_json, versions, write_json
@@ -68,8 +74,14 @@ def measured_crossover(rows: Rows) -> dict[str, int]:
 
 def make_parser() -> cli.Parser:
     """The command line."""
-    parser = cli.Parser("Speed and memory over length.", tuple(contenders()))
+    plain = [name for name, contender in contenders().items() if contender.implementation == "xla"]
+    parser = cli.Parser("Speed and memory over length.", plain)
     add = parser.add_argument
+    add(
+        "--implementation",
+        type=cli.names(IMPLEMENTATIONS),
+        help=f"of ours, some of {','.join(IMPLEMENTATIONS)}; by default xla, and pallas where there is a GPU",
+    )
     add("--length", type=cli.integer(SHORTEST), default=LONGEST, help="longest; from 512 on each is twice the last")
     modes = tuple(MODES)
     add(
@@ -84,9 +96,9 @@ def make_parser() -> cli.Parser:
 def run(arguments: argparse.Namespace) -> Rows:
     """Measures all modes and lengths, and reports; what the work dir has is not measured again."""
     workdir = arguments.workdir or pathlib.Path("runs/benchmark")
-    known = contenders()
-    names = [name for name in known if name in {*arguments.attention, MATMUL} and known[name].is_here]
-    missing = [name for name in arguments.attention if not known[name].is_here]
+    known, wanted = contenders(), _wanted(arguments)
+    missing = {name: reason for name in wanted if (reason := known[name].missing)}
+    names = [name for name in known if name in wanted and name not in missing]
     longest, modes = arguments.length, arguments.modes
     if arguments.quick:
         longest, modes = min(longest, QUICK_LONGEST), [name for name in modes if not MODES[name][1]]
@@ -98,8 +110,8 @@ def run(arguments: argparse.Namespace) -> Rows:
         f"benchmark of {', '.join(names)}; {', '.join(modes)}; {lengths[0]:,} to {lengths[-1]:,} tokens; all goes to "
         f"{workdir}"
     )
-    for name in missing:
-        print(f"{name} is left out: {known[name].package} is not installed; see the README for the bench extra")
+    for name, reason in missing.items():
+        print(f"{name} is left out: {reason}")
     settings = {
         "batch": arguments.batch_size or 1,
         "seed": arguments.seed,
@@ -107,27 +119,44 @@ def run(arguments: argparse.Namespace) -> Rows:
         **dataclasses.asdict(limits),
     }
     rows = _stored(workdir, settings, arguments.resume)
+    bar, start, finished = Bar(len(modes) * len(lengths)), time.monotonic(), 0
+
+    def tell(mode: str, text: str) -> None:
+        if bar.is_terminal:
+            bar.show(finished, f"{format_seconds(time.monotonic() - start)}, {mode}, {text}")
+
     for mode in modes:
         causal, backward = MODES[mode]
-        all_cases = [Case(n, causal, backward, settings["batch"], arguments.seed) for n in lengths]
         done = [row for row in rows if _is_of(row, mode)]
-        cases = [case for case in all_cases if case.length not in {row["length"] for row in done}]
-        for measured in measure(names, cases, limits, done):
+        left = [length for length in lengths if length not in {row["length"] for row in done}]
+        finished += len(lengths) - len(left)
+        cases = [Case(length, causal, backward, settings["batch"], arguments.seed) for length in left]
+        for measured in measure(names, cases, limits, done, functools.partial(tell, mode)):
             rows += measured
+            finished += 1
             write_json(workdir / RESULTS, {"config": settings, "versions": versions(), "rows": rows})
-            print(f"{mode}, {_progress(measured)}", file=sys.stderr, flush=True)
-    wanted = [row for row in rows if row["length"] in lengths and any(_is_of(row, mode) for mode in modes)]
-    print(format_report(wanted, modes))
-    found = measured_crossover(wanted)
+            bar.note(f"{mode}, {_progress(measured)}")
+    rows = [row for row in rows if row["length"] in lengths and any(_is_of(row, mode) for mode in modes)]
+    print(format_report(rows, modes))
+    found = measured_crossover(rows)
     for name, length in found.items():
         print(f"\n{name}: exact is faster than elsaa, with its backward and without, up to {length:,} tokens")
     if arguments.write_crossover:
         write_crossover(found)
-    files = [workdir / RESULTS, *write_pictures(workdir, wanted, modes)]
+    files = [workdir / RESULTS, *write_pictures(workdir, rows, modes)]
     print(f"\n{', '.join(map(str, files))}")
     if len(files) == 1:
         print(pictures.NOT_DRAWN)
-    return wanted
+    return rows
+
+
+def _wanted(arguments: argparse.Namespace) -> set[str]:
+    """Names of contenders: each of ours in each implementation that it has, and the peak."""
+    usual: tuple[Implementation, ...] = ("xla", "pallas") if jax.default_backend() == "gpu" else ("xla",)
+    implementations: tuple[Implementation, ...] = arguments.implementation or usual
+    named = {of_implementation(name, i) for name in arguments.attention for i in implementations}
+    others = {name for name in arguments.attention if of_implementation(name, "pallas") not in contenders()}
+    return named & contenders().keys() | others | {MATMUL}
 
 
 def _check_crossover(names: Sequence[str], modes: Sequence[str]) -> None:
@@ -170,23 +199,24 @@ def _is_of(row: dict[str, Any], mode: str) -> bool:
 def _progress(rows: Rows) -> str:
     """One line on a case."""
     timed = [row for row in rows if "seconds" in row and row["attention"] != MATMUL]
-    times = [f"{row['attention']} {_time_cell(row)} s" for row in timed]
+    times = [f"{row['attention']} {row['seconds']:.3g} s" for row in timed]
     return f"{rows[0]['length']:,} tokens: {', '.join(times)}"
 
 
 def format_report(rows: Rows, modes: Sequence[str]) -> str:
-    """A table of times for each mode, one of memory, and the crossovers with exact attention."""
+    """Tables of each mode, and the crossovers with exact attention."""
     parts = []
     for mode in modes:
         of_mode = [row for row in rows if _is_of(row, mode)]
         names = [name for name in dict.fromkeys(row["attention"] for row in of_mode) if name != MATMUL]
         cells = {(row["attention"], row["length"]): row for row in of_mode}
         lengths = sorted({row["length"] for row in of_mode})
-        for title, cell in (("seconds", _time_cell), ("peak memory, MiB", _memory_cell)):
-            table = format_table(
-                ["tokens", *names], [[f"{n:,}", *(cell(cells.get((name, n), {})) for name in names)] for n in lengths]
-            )
-            parts.append(f"{mode}, {title}\n\n{table}")
+        for title, cell in CELLS.items():
+            table = {name: [cell(cells.get((name, n), {})) for n in lengths] for name in names}
+            table = {name: column for name, column in table.items() if set(column) != {NOTHING}}
+            if table:
+                columns = [f"{n:,}" for n in lengths], *table.values()
+                parts.append(f"{mode}, {title}\n\n{format_table(['tokens', *table], list(zip(*columns, strict=True)))}")
         skipped = {row["attention"]: row["skipped"] for row in reversed(of_mode) if "skipped" in row}
         parts += [f"{name}: not run beyond, {reason}" for name, reason in skipped.items()]
         for other in BASELINES:
@@ -198,11 +228,21 @@ def format_report(rows: Rows, modes: Sequence[str]) -> str:
 
 
 def _time_cell(row: dict[str, Any]) -> str:
-    return f"{row['seconds']:.3g}" if "seconds" in row else "-"
+    return f"{row['seconds']:.3g} ({row['low']:.3g} to {row['high']:.3g})" if "seconds" in row else NOTHING
 
 
-def _memory_cell(row: dict[str, Any]) -> str:
-    return f"{row['peak_bytes'] / 2**20:,.0f}" if "peak_bytes" in row else "-"
+def _cell(field: str, form: Callable[[float], str]) -> Callable[[dict[str, Any]], str]:
+    return lambda row: NOTHING if row.get(field) is None else form(row[field])
+
+
+NOTHING = "-"
+CELLS = {
+    "seconds, median (quartiles)": _time_cell,
+    "peak memory, MiB": _cell("peak_bytes", lambda x: f"{x / 2**20:,.0f}"),
+    "temporary memory, MiB": _cell("temp_bytes", lambda x: f"{x / 2**20:,.0f}"),
+    "compilation, seconds": _cell("compile_seconds", lambda x: f"{x:.1f}"),
+    "share of the matmul peak": _cell("share_of_peak", lambda x: f"{x:.2f}"),
+}
 
 
 def write_pictures(workdir: pathlib.Path, rows: Rows, modes: Sequence[str]) -> list[pathlib.Path]:
@@ -232,4 +272,6 @@ def _panel(mode: str, rows: Rows, field: str, label: str) -> pictures.Panel:
 
 
 if __name__ == "__main__":
+    # This process asks for the platform; those that measure are to have its memory.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     cli.main(lambda: run(make_parser().parse()))

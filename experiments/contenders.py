@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from elsaa_jax import ElsaaConfig, RaceConfig, SortLshConfig, tiles
+from elsaa_jax import ElsaaConfig, RaceConfig, SortLshConfig, blocks
+from elsaa_jax.dispatch import IMPLEMENTATIONS
 from elsaa_jax.hooks import attention_fn, sample_hashes
 from elsaa_jax.spec import ATTENTION_KINDS
-from elsaa_jax.types import TilePlan
+from elsaa_jax.types import Implementation
 
 AUTO = "elsaa_auto"  # with min_length="auto"
-BLOCKS = "blocks"  # The block attention of the sparse branch alone, with nothing sorted.
+BLOCKS = "blocks"  # The block attention of the sparse branch alone: nothing is sorted or gathered.
 MATMUL = "matmul"  # The peak of the machine: one large product of matrices.
 MATMUL_SIZE = 2048
 PERFORMER_FEATURES = 256
@@ -81,11 +82,13 @@ class Contender:
       prepare: makes it ready for a case.
       operations: floating-point operations of the forward of one head, where they are counted.
       package: that must be installed.
+      implementation: of ours; "pallas" needs a GPU.
     """
 
     prepare: Callable[[Case], Prepared]
     operations: Callable[[Case], float] | None = None
     package: str = "jax"
+    implementation: Implementation = "xla"
 
     def gflops(self, case: Case, seconds: float) -> float | None:
         """The rate of a forward that took some seconds."""
@@ -94,16 +97,26 @@ class Contender:
         return self.operations(case) * case.batch * case.heads / seconds / 1e9
 
     @property
-    def is_here(self) -> bool:
-        """Whether its package is installed."""
-        return importlib.util.find_spec(self.package) is not None
+    def missing(self) -> str | None:
+        """Why it cannot run here; None where it can."""
+        if importlib.util.find_spec(self.package) is None:
+            return f"{self.package} is not installed; see the README for the bench extra"
+        if self.implementation == "pallas" and jax.default_backend() != "gpu":
+            return "there is no GPU"
+        return None
 
 
 def contenders() -> dict[str, Contender]:
-    """All of them by name, ours first."""
-    ours = {kind: Contender(_ours(kind), _OPERATIONS[kind]) for kind in ATTENTION_KINDS}
+    """All of them by name, ours first; `kind:implementation` where that is not XLA."""
+    ours = {}
+    for kind in ATTENTION_KINDS:
+        for implementation in IMPLEMENTATIONS if kind != "performer" else ("xla",):
+            prepare = _ours(kind, implementation)
+            ours[of_implementation(kind, implementation)] = Contender(
+                prepare, _OPERATIONS[kind], implementation=implementation
+            )
     return ours | {
-        AUTO: Contender(_ours("elsaa", auto=True)),
+        AUTO: Contender(_ours("elsaa", "xla", auto=True)),
         BLOCKS: Contender(_blocks, _block_operations),
         "jax_sdpa": Contender(_jax_sdpa, _exact_operations),
         "torch_sdpa": Contender(_torch_sdpa, _exact_operations, "torch"),
@@ -111,6 +124,11 @@ def contenders() -> dict[str, Contender]:
         "reformer_pytorch": Contender(_reformer_pytorch, None, "reformer_pytorch"),
         MATMUL: Contender(_matmul, lambda case: 2 * MATMUL_SIZE**3 / (case.batch * case.heads)),
     }
+
+
+def of_implementation(kind: str, implementation: Implementation) -> str:
+    """The name of one of our attentions in an implementation."""
+    return kind if implementation == "xla" else f"{kind}:{implementation}"
 
 
 def _inputs(case: Case) -> list[jax.Array]:
@@ -128,13 +146,13 @@ def _compiled(function: Callable[..., jax.Array], arrays: list[jax.Array], backw
     return Prepared(lambda: jax.block_until_ready(program(*arrays)), seconds, memory.temp_size_in_bytes)
 
 
-def _ours(kind: Any, auto: bool = False) -> Callable[[Case], Prepared]:
+def _ours(kind: Any, implementation: Implementation, auto: bool = False) -> Callable[[Case], Prepared]:
     def prepare(case: Case) -> Prepared:
         config = case.config
         if auto:
             config = dataclasses.replace(config, sparse=dataclasses.replace(config.sparse, min_length="auto"))
         hashes = sample_hashes(jax.random.key(3), case.head_dim, kind, config=config)
-        attend = attention_fn(hashes, kind, config=config, is_causal=case.causal)
+        attend = attention_fn(hashes, kind, config=config, is_causal=case.causal, implementation=implementation)
         return _compiled(attend, _inputs(case), case.backward)
 
     return prepare
@@ -145,9 +163,8 @@ def _blocks(case: Case) -> Prepared:
     size, scale = case.config.sparse.block_size, case.head_dim**-0.5
 
     def attend(*arrays: jax.Array) -> jax.Array:
-        rows = [x.reshape(-1, x.shape[-1]) for x in arrays]
-        index = jnp.arange(len(rows[0]), dtype=jnp.int32).reshape(1, -1, size)
-        return tiles.forward(TilePlan(index, index, None), scale, rows[0], rows[1], rows[2], None)[0]
+        query, key, value = (x.reshape(-1, size, x.shape[-1]) for x in arrays)
+        return blocks.forward(query, key, value, jnp.zeros((1, 1, size)), scale)[0]
 
     return _compiled(attend, _inputs(case))
 

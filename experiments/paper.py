@@ -23,7 +23,7 @@ from experiments import arxiv, imdb, retrieval, tiny_imagenet, vision
 from experiments.claims import Summary, judge, needle_rows, summarize
 from experiments.engine import cli, pictures, suite
 from experiments.engine.errors import EngineError, disk_errors
-from experiments.engine.memory import with_large_pages
+from experiments.engine.memory import with_malloc
 from experiments.engine.progress import format_seconds
 from experiments.engine.results import Rows
 from experiments.engine.signals import StopSignals, stop_at_once
@@ -188,7 +188,7 @@ def _run(job: Job, workdir: pathlib.Path, arguments: argparse.Namespace) -> bool
     """Runs one experiment, and returns whether it was one; a signal ends it as well, once it has saved."""
     words = command(job, workdir, arguments)
     with StopSignals(stop_at_once):
-        process = subprocess.Popen(words, env=with_large_pages())
+        process = subprocess.Popen(words, env=with_malloc())
         try:
             code = process.wait()
         except BaseException:

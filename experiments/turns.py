@@ -20,11 +20,12 @@ from typing import Any
 
 from experiments.contenders import MATMUL, Case, Prepared, contenders
 from experiments.engine.errors import EngineError
-from experiments.engine.memory import free_bytes, with_large_pages
+from experiments.engine.memory import free_bytes, with_malloc
 from experiments.engine.results import Rows
 
 TURN_SECONDS = 2.0  # A turn of a fast contender is several runs.
 TURN_RUNS = 20
+WARM_SECONDS = 0.2  # Runs of so long do not count: threads that have slept are slow, on one core, to begin with.
 COLD_SECONDS = 3.0  # The first run of a turn counts if it is longer.
 PAUSE = 0.2  # seconds between two turns: threads of the last one may still spin.
 FIRST_GROWTH = 4.5  # of time and memory from one length to the next, before any was seen
@@ -39,7 +40,8 @@ class Worker:
         self.name = name
         self._process = subprocess.Popen(
             command,
-            env=with_large_pages(),
+            # On a GPU the first of several processes would take most of its memory.
+            env={"XLA_PYTHON_CLIENT_PREALLOCATE": "false", **with_malloc()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -75,7 +77,9 @@ class Limits:
     turns: int
 
 
-def measure(names: Sequence[str], cases: Sequence[Case], limits: Limits, done: Rows) -> Iterator[Rows]:
+def measure(
+    names: Sequence[str], cases: Sequence[Case], limits: Limits, done: Rows, tell: Callable[[str], None]
+) -> Iterator[Rows]:
     """The rows of each case in turn; the cases differ in their length alone, which grows.
 
     Args:
@@ -83,6 +87,7 @@ def measure(names: Sequence[str], cases: Sequence[Case], limits: Limits, done: R
       cases: to measure.
       limits: of time.
       done: rows of shorter cases.
+      tell: is told what goes on.
     """
     past: dict[str, Rows] = {name: [row for row in done if row["attention"] == name] for name in names}
     workers = {name: Worker(name) for name in names if not past[name] or "skipped" not in past[name][-1]}
@@ -90,8 +95,9 @@ def measure(names: Sequence[str], cases: Sequence[Case], limits: Limits, done: R
         for case in cases:
             rows = {name: {"attention": name, **dataclasses.asdict(case)} for name in names}
             for name, row in rows.items():
+                tell(f"{case.length:,} tokens, compiling {name}")
                 row |= _prepare(workers, past[name], case, name, limits)
-            _take_turns(workers, rows, case, limits)
+            _take_turns(workers, rows, case, limits, tell)
             for name, row in rows.items():
                 past[name].append(row)
             yield list(rows.values())
@@ -134,13 +140,20 @@ def _next(past: Sequence[dict[str, Any]], name: str) -> float:
     return last * max(2.0, min(growth, FIRST_GROWTH))
 
 
-def _take_turns(workers: dict[str, Worker], rows: dict[str, dict[str, Any]], case: Case, limits: Limits) -> None:
+def _take_turns(
+    workers: dict[str, Worker],
+    rows: dict[str, dict[str, Any]],
+    case: Case,
+    limits: Limits,
+    tell: Callable[[str], None],
+) -> None:
     """Times and peaks of memory, into the rows of the contenders that are at work."""
     seconds: dict[str, list[float]] = {name: [] for name in workers}
     for turn in range(limits.turns):
         for name, worker in workers.items():
             if turn and sum(seconds[name]) > limits.seconds:
                 continue  # A slow one has had its time.
+            tell(f"{case.length:,} tokens, turn {turn + 1} of {limits.turns}: {name}")
             time.sleep(PAUSE)
             seconds[name] += worker.ask(run=True)
     known = contenders()
@@ -201,10 +214,12 @@ def serve(name: str) -> None:
 
 
 def turn(run: Callable[[], Any]) -> list[float]:
-    """Seconds of each of some runs; a short first one, which finds caches as the others left them, does not count."""
-    first = _time(run)
+    """Seconds of each of some runs; short ones are warmed up by some that do not count."""
+    first = warm = _time(run)
     if first > COLD_SECONDS:
         return [first]
+    while warm < WARM_SECONDS:
+        warm += _time(run)
     seconds = [_time(run)]
     while len(seconds) < TURN_RUNS and sum(seconds) < TURN_SECONDS:
         seconds.append(_time(run))

@@ -1,16 +1,15 @@
-"""How far training is: a bar on a terminal, lines elsewhere."""
+"""How far training is."""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import TextIO
 
+from experiments.engine.bar import Bar
 from experiments.engine.config import Stage, TrainConfig
 from experiments.engine.due import Due
 
-BAR_WIDTH = 24
 BAR_SECONDS = 0.1  # between two drawings of the bar
 LINE_SECONDS = 5.0  # between two lines where there is no terminal
 
@@ -32,15 +31,13 @@ class Progress:
     ) -> None:
         """Begins after `start` steps; says nothing where not `enabled`."""
         self._config = config
-        self._stream = sys.stderr if stream is None else stream
-        self._is_terminal = self._stream.isatty()
+        self._bar = Bar(config.total_steps, stream)
         self._enabled = enabled
         self._clock = clock
         self._tokens_left = sum(_tokens(config.stage_at(step)) for step in range(start, config.total_steps))
         self._stage: Stage | None = None
         self._seconds, self._steps = 0.0, 0  # of the stage, without its first step
         self._last_time, self._last_shown = clock(), clock()
-        self._width = 0  # of the bar on the screen
 
     def update(self, done: int, loss: Callable[[], float]) -> None:
         """Tells that `done` steps are done. `loss` gives the loss of the last one, and is called where it is shown."""
@@ -55,7 +52,7 @@ class Progress:
         self._last_time = now
         if self._enabled and self._is_due(done, now):
             self._last_shown = now
-            self._show(done, self._describe(done, stage, loss()))
+            self._bar.show(done, self._describe(done, stage, loss()))
 
     def restart_clock(self) -> None:
         """Leaves the time since the last step (a validation, a save) out of the rates."""
@@ -64,19 +61,14 @@ class Progress:
     def note(self, text: str) -> None:
         """Writes a line of its own."""
         if self._enabled:
-            self.close()
-            self._stream.write(f"{text}\n")
-            self._stream.flush()
+            self._bar.note(text)
 
     def close(self) -> None:
         """Leaves the bar as it is, and goes to the next line."""
-        if self._width:
-            self._stream.write("\n")
-            self._stream.flush()
-            self._width = 0
+        self._bar.close()
 
     def _is_due(self, done: int, now: float) -> bool:
-        if self._is_terminal:
+        if self._bar.is_terminal:
             return done == self._config.total_steps or now - self._last_shown >= BAR_SECONDS
         return Due.after(done, self._config).log or now - self._last_shown >= LINE_SECONDS
 
@@ -88,16 +80,6 @@ class Progress:
             left = format_seconds(self._tokens_left / tokens)
             parts += [f"{steps:.3g} steps/s", f"{tokens:,.0f} tokens/s", f"{left} left"]
         return ", ".join(parts)
-
-    def _show(self, done: int, text: str) -> None:
-        if self._is_terminal:
-            filled = BAR_WIDTH * done // self._config.total_steps
-            line = f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {text}"
-            self._stream.write("\r" + line.ljust(self._width))
-            self._width = len(line)
-        else:
-            self._stream.write(f"{text}\n")
-        self._stream.flush()
 
 
 def format_seconds(seconds: float) -> str:

@@ -4,6 +4,7 @@ import io
 
 import pytest
 
+from experiments.engine.bar import Bar
 from experiments.engine.progress import Progress, format_seconds
 from experiments.engine.stats import wilson_interval
 from experiments.engine.table import format_table
@@ -88,6 +89,17 @@ def test_a_bar_on_a_terminal():
     assert bars[-1].startswith("[########################] step 10/10")
     assert bars[-1].endswith("\ndone\n")
     assert text.count("\n") == 2
+
+
+def test_a_note_leaves_the_bar():
+    stream = Terminal()
+    bar = Bar(4, stream)
+    bar.show(1, "a long text")
+    bar.show(2, "short")
+    bar.note("a note")
+    bar.close()
+    first, second = f"[{'#' * 6}{'.' * 18}] a long text", f"[{'#' * 12}{'.' * 12}] short"
+    assert stream.getvalue() == f"\r{first}\r{second.ljust(len(first))}\na note\n"
 
 
 def test_other_processes_are_silent():

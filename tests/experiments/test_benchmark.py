@@ -3,9 +3,11 @@
 import dataclasses
 import json
 
+import jax
 import pytest
 
 from experiments import benchmark, turns
+from experiments import contenders as contenders_module
 from experiments.contenders import Case, contenders
 from experiments.engine.errors import EngineError
 from tests.engine.helpers import assert_refused
@@ -120,12 +122,42 @@ def test_a_contender_that_fails_is_left_out(monkeypatch):
     worker.close()
 
 
-def test_a_turn_of_short_runs_begins_with_one_that_does_not_count(monkeypatch):
+def test_a_turn_of_short_runs_begins_with_some_that_do_not_count(monkeypatch):
     monkeypatch.setattr(turns, "TURN_SECONDS", 0.6)
-    clock = iter((0.0, 0.5, 1.0, 1.1, 2.0, 2.2, 3.0, 3.4, 5.0, 9.0))
+    monkeypatch.setattr(turns, "WARM_SECONDS", 0.7)
+    clock = iter((0.0, 0.5, 0.5, 0.9, 1.0, 1.1, 2.0, 2.2, 3.0, 3.4, 5.0, 9.0))
     monkeypatch.setattr(turns.time, "perf_counter", lambda: next(clock))
     assert turns.turn(lambda: None) == pytest.approx([0.1, 0.2, 0.4])
     assert turns.turn(lambda: None) == pytest.approx([4.0])
+
+
+def wanted(*flags):
+    return benchmark._wanted(benchmark.make_parser().parse(flags))
+
+
+def test_implementations():
+    assert wanted("--attention", "elsaa,performer,torch_sdpa") == {"elsaa", "performer", "torch_sdpa", "matmul"}
+    both = wanted("--attention", "elsaa,performer,blocks", "--implementation", "xla,interpret")
+    assert both == {"elsaa", "elsaa:interpret", "performer", "blocks", "matmul"}
+    assert wanted("--attention", "race", "--implementation", "pallas") == {"race:pallas", "matmul"}
+
+
+def test_what_cannot_run_is_left_out_with_a_reason(measured, monkeypatch, capsys):
+    monkeypatch.setattr(contenders_module.importlib.util, "find_spec", lambda name: None if name == "torch" else name)
+    assert contenders()["torch_sdpa"].missing == "torch is not installed; see the README for the bench extra"
+    assert contenders()["exact"].missing is None
+    if jax.default_backend() != "gpu":
+        assert contenders()["exact:pallas"].missing == "there is no GPU"
+        run(measured[0], "--implementation", "xla,pallas")
+        assert "exact:pallas is left out: there is no GPU" in capsys.readouterr().out
+
+
+def test_the_report(measured):
+    report = benchmark.format_report(measured[1], ["forward"])
+    for title in ("seconds, median (quartiles)", "peak memory", "temporary memory", "compilation", "share of the"):
+        assert f"forward, {title}" in report
+    exact = measured[1][0]
+    assert f"{exact['seconds']:.3g} ({exact['low']:.3g} to {exact['high']:.3g})" in report
 
 
 def timed(attention, length, causal, backward, seconds):

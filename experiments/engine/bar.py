@@ -1,0 +1,42 @@
+"""How far something is: a bar on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+BAR_WIDTH = 24
+
+
+class Bar:
+    """Shows that `done` of `total` are done, with a text."""
+
+    def __init__(self, total: int, stream: TextIO | None = None) -> None:
+        self._total = total
+        self._stream = sys.stderr if stream is None else stream
+        self.is_terminal = self._stream.isatty()
+        self._width = 0  # of the bar on the screen
+
+    def show(self, done: int, text: str) -> None:
+        """Draws the bar anew; a line where there is no terminal."""
+        if self.is_terminal:
+            filled = BAR_WIDTH * done // self._total
+            line = f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {text}"
+            self._stream.write("\r" + line.ljust(self._width))
+            self._width = len(line)
+        else:
+            self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def note(self, text: str) -> None:
+        """Writes a line of its own."""
+        self.close()
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Leaves the bar as it is, and goes to the next line."""
+        if self._width:
+            self._stream.write("\n")
+            self._stream.flush()
+            self._width = 0
