@@ -131,7 +131,8 @@ def run(arguments: argparse.Namespace) -> Rows:
         left = [length for length in lengths if length not in {row["length"] for row in done}]
         finished += len(lengths) - len(left)
         cases = [Case(length, causal, backward, settings["batch"], arguments.seed) for length in left]
-        for measured in measure(names, cases, limits, done, functools.partial(tell, mode)):
+        those = [name for name in names if known[name].has_backward or not backward]
+        for measured in measure(those, cases, limits, done, functools.partial(tell, mode)):
             rows += measured
             finished += 1
             write_json(workdir / RESULTS, {"config": settings, "versions": versions(), "rows": rows})

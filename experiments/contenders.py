@@ -83,12 +83,14 @@ class Contender:
       operations: floating-point operations of the forward of one head, where they are counted.
       package: that must be installed.
       implementation: of ours; "pallas" needs a GPU.
+      has_backward: whether it is run with its backward.
     """
 
     prepare: Callable[[Case], Prepared]
     operations: Callable[[Case], float] | None = None
     package: str = "jax"
     implementation: Implementation = "xla"
+    has_backward: bool = True
 
     def gflops(self, case: Case, seconds: float) -> float | None:
         """The rate of a forward that took some seconds."""
@@ -117,7 +119,7 @@ def contenders() -> dict[str, Contender]:
             )
     return ours | {
         AUTO: Contender(_ours("elsaa", "xla", auto=True)),
-        BLOCKS: Contender(_blocks, _block_operations),
+        BLOCKS: Contender(_blocks, _block_operations, has_backward=False),
         "jax_sdpa": Contender(_jax_sdpa, _exact_operations),
         "torch_sdpa": Contender(_torch_sdpa, _exact_operations, "torch"),
         "performer_pytorch": Contender(_performer_pytorch, None, "performer_pytorch"),

@@ -23,7 +23,7 @@ from experiments.engine.errors import EngineError
 from experiments.engine.memory import free_bytes, with_malloc
 from experiments.engine.results import Rows
 
-TURN_SECONDS = 2.0  # A turn of a fast contender is several runs.
+TURN_SECONDS = 1.0  # A turn of a fast contender is several runs.
 TURN_RUNS = 20
 WARM_SECONDS = 0.2  # Runs of so long do not count: threads that have slept are slow, on one core, to begin with.
 COLD_SECONDS = 3.0  # The first run of a turn counts if it is longer.
