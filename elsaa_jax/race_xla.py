@@ -30,8 +30,8 @@ from elsaa_jax.types import Array
 # Rows (tokens of all sequences and heads) that are summarised or read at a time, where attention is not causal, and
 # tokens of a part of them: parts are computed side by side, on all cores and in their caches.
 ROWS_AT_A_TIME, PART = 32_768, 1024
-# Where it is causal, tokens of the chunks that are summarised, and that read, at a time.
-SUMMARY_TOKENS, READ_TOKENS = 8192, 2048
+# Where it is causal, tokens of the chunks that are summarised or read at a time.
+CAUSAL_TOKENS = 2048
 
 
 def _weigh(out: Array, den: Array, *weight: Array) -> Array:
@@ -226,7 +226,7 @@ def _state(
     if layout.causal_chunk is not None:
         # Alg. 3: a prefix sum of chunk summaries.
         num_chunks = len(chunks[0])
-        number = largest_divisor(num_chunks, SUMMARY_TOKENS // size)
+        number = largest_divisor(num_chunks, CAUSAL_TOKENS // size)
 
         def summarise(some):
             return [x.reshape(number, -1, *x.shape[1:]) for x in _summary(codes, *unfold(some, number * batch))]
@@ -285,7 +285,7 @@ def _readout(
         first, start = divmod(num_keys - num_queries, size)
         keys = (split_chunks(x, size)[first:] for x in (key, value, _valid(key, key_mask)))
         tokens = split_chunks(query, size, start), *keys, *(split_chunks(x, size, start) for x in rows)
-        number = largest_divisor(len(tokens[0]), READ_TOKENS // size)
+        number = largest_divisor(len(tokens[0]), CAUSAL_TOKENS // size)
 
         def read_causally(some):
             tokens, before = some

@@ -256,7 +256,7 @@ def write_pictures(workdir: pathlib.Path, rows: Rows, modes: Sequence[str]) -> l
     ):
         parts = [_panel(mode, [row for row in rows if _is_of(row, mode)], field, label) for mode in modes]
         parts = [part for part in parts if part.curves]
-        if parts and pictures.panels(workdir / name, parts):
+        if parts and pictures.panels(workdir / name, parts, columns=2):
             drawn.append(workdir / name)
     return drawn
 

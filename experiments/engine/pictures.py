@@ -10,6 +10,7 @@ from typing import Any
 
 NOT_DRAWN = 'no pictures without matplotlib: pip install -e ".[data]"'
 
+MOST_IN_PANEL = 8  # curves that are named in each diagram of a picture; more are named beside it
 # x, y, and the ends of y's interval.
 Point = tuple[float, float, float, float]
 
@@ -81,8 +82,9 @@ def panels(path: pathlib.Path, parts: Sequence[Panel], *, columns: int | None = 
     figure, grid = plt.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
     for axes in grid.flat[len(parts) :]:
         axes.axis("off")
+    names = list(dict.fromkeys(name for part in parts for name in part.curves if name not in part.dashed))
     for axes, part in zip(grid.flat, parts, strict=False):
-        _draw_curves(axes, part.curves, part.dashed)
+        _draw_curves(axes, part.curves, part.dashed, names)
         axes.set(title=part.title, xlabel=part.xlabel, ylabel=part.ylabel)
         if part.lengths:
             axes.set_xscale("log", base=2)
@@ -91,7 +93,11 @@ def panels(path: pathlib.Path, parts: Sequence[Panel], *, columns: int | None = 
             axes.set_yscale("log")
         if part.mark is not None:
             axes.axvline(part.mark, color="gray", linestyle=":", linewidth=1)
-        axes.legend(fontsize="x-small")
+        if len(names) <= MOST_IN_PANEL:
+            axes.legend(fontsize="x-small")
+    if len(names) > MOST_IN_PANEL:
+        lines = {line.get_label(): line for axes in grid.flat for line in axes.lines}
+        figure.legend([lines[name] for name in names], names, loc="outside right upper", fontsize="small")
     figure.savefig(path, dpi=80)
     plt.close(figure)
     return True
@@ -158,13 +164,18 @@ def heat_map(path: pathlib.Path, cells: Mapping[tuple[int, float], float], *, ti
     return True
 
 
-def _draw_curves(axes: Any, curves: Mapping[str, Sequence[Point]], dashed: Sequence[str] = ()) -> None:
-    color = None
+def _draw_curves(
+    axes: Any, curves: Mapping[str, Sequence[Point]], dashed: Sequence[str] = (), names: Sequence[str] = ()
+) -> None:
+    """Curves in the colours and with the marks of their places among all `names`, those of the curves if none."""
+    color, names = "C0", names or [name for name in curves if name not in dashed]
     for name, points in curves.items():
         x, y, low, high = (list(column) for column in zip(*sorted(points), strict=True))
-        style = {"linestyle": "--", "color": color} if name in dashed else {"marker": "o", "markersize": 4}
-        (line,) = axes.plot(x, y, label=name, **style)
-        color = line.get_color()
+        style: dict[str, Any] = {"linestyle": "--"}
+        if name not in dashed:
+            place = names.index(name)
+            color, style = f"C{place % 10}", {"marker": "os^v"[place // 10 % 4], "markersize": 4}
+        axes.plot(x, y, label=name, color=color, **style)
         axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
 
 
@@ -181,6 +192,8 @@ def _pyplot() -> Any:
 
 def _label_lengths(axes: Any, axis: str, lengths: Sequence[int]) -> None:
     axes.set(**{f"{axis}ticks": list(lengths), f"{axis}ticklabels": [_short(length) for length in lengths]})
+    if len(lengths) > 8:
+        axes.tick_params(axis=axis, labelrotation=45)
     axes.minorticks_off()
 
 
