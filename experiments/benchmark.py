@@ -34,7 +34,7 @@ from experiments.engine.table import format_table
 from experiments.engine.workdir import RESULTS, read_json, versions, write_json
 from experiments.turns import Limits, measure
 
-SHORTEST, LONGEST, QUICK_LONGEST = 512, 262_144, 8192
+SHORTEST, LONGEST, QUICK_LONGEST = 512, 262_144, 4096
 TURNS = 5
 MODES = {  # name: (causal, backward)
     "forward": (False, False),
@@ -105,7 +105,7 @@ def run(arguments: argparse.Namespace) -> Rows:
     lengths = [SHORTEST << i for i in range((longest // SHORTEST).bit_length())]
     if arguments.write_crossover:
         _check_crossover(names, modes)
-    limits = Limits(arguments.seconds, arguments.steps or TURNS)
+    limits = Limits(arguments.seconds, arguments.steps or (1 if arguments.quick else TURNS))
     print(
         f"benchmark of {', '.join(names)}; {', '.join(modes)}; {lengths[0]:,} to {lengths[-1]:,} tokens; all goes to "
         f"{workdir}"
