@@ -89,7 +89,11 @@ def make_parser() -> cli.Parser:
     )
     add("--seconds", type=cli.integer(1), default=60, help="of one run; what would take longer is not run")
     add("--write-crossover", action="store_true", help="into the library, for min_length='auto' on this platform")
-    add("--quick", action="store_true", help=f"forward passes up to {QUICK_LONGEST:,} tokens, in a minute or two")
+    add(
+        "--quick",
+        action="store_true",
+        help=f"forward passes up to {QUICK_LONGEST:,} tokens, one turn, in about three minutes; less with --attention",
+    )
     return parser
 
 
