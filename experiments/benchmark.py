@@ -159,8 +159,9 @@ def _wanted(arguments: argparse.Namespace) -> set[str]:
     """Names of contenders: each of ours in each implementation that it has, and the peak."""
     usual: tuple[Implementation, ...] = ("xla", "pallas") if jax.default_backend() == "gpu" else ("xla",)
     implementations: tuple[Implementation, ...] = arguments.implementation or usual
-    named = {of_implementation(name, i) for name in arguments.attention for i in implementations}
-    others = {name for name in arguments.attention if of_implementation(name, "pallas") not in contenders()}
+    attentions = [name for name in arguments.attention if not arguments.quick or name in ("elsaa", *BASELINES)]
+    named = {of_implementation(name, i) for name in attentions for i in implementations}
+    others = {name for name in attentions if of_implementation(name, "pallas") not in contenders()}
     return named & contenders().keys() | others | {MATMUL}
 
 
