@@ -92,7 +92,7 @@ def make_parser() -> cli.Parser:
     add(
         "--quick",
         action="store_true",
-        help=f"forward passes up to {QUICK_LONGEST:,} tokens, one turn, in about three minutes; less with --attention",
+        help=f"forward passes of elsaa and exact attention up to {QUICK_LONGEST:,} tokens, one turn, in a minute",
     )
     return parser
 
