@@ -1,16 +1,16 @@
 """Efficient low-rank and sparse attention (ELSAA) for JAX and Flax."""
 
 from elsaa_jax.attention import elsaa_attention
+from elsaa_jax.blocks.exact import exact_attention
 from elsaa_jax.config import ElsaaConfig, FusionConfig, RaceConfig, SortLshConfig
-from elsaa_jax.exact import exact_attention
 from elsaa_jax.fusion import fuse, merge, sparse_multiplier
 from elsaa_jax.hashing import gray_rank, hard_codes, sample_planes, soft_codes
-from elsaa_jax.hooks import attention_fn, sample_hashes
-from elsaa_jax.linen import ELSAA
-from elsaa_jax.performer import performer_attention, sample_projection
-from elsaa_jax.race import race_attention
-from elsaa_jax.sort_lsh import sort_lsh_attention
-from elsaa_jax.spec import ATTENTION_KINDS
+from elsaa_jax.layers.hooks import attention_fn, sample_hashes
+from elsaa_jax.layers.linen import ELSAA
+from elsaa_jax.layers.spec import ATTENTION_KINDS
+from elsaa_jax.low_rank.performer import performer_attention, sample_projection
+from elsaa_jax.low_rank.race import race_attention
+from elsaa_jax.sparse.sort_lsh import sort_lsh_attention
 from elsaa_jax.types import BranchOutput
 
 __all__ = [

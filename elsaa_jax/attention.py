@@ -7,13 +7,14 @@ from typing import NamedTuple, TypeAlias
 import jax.numpy as jnp
 
 from elsaa_jax import checks
-from elsaa_jax.config import ElsaaConfig, check_instance, check_shared_bits
-from elsaa_jax.crossover import is_short, resolve_min_length
-from elsaa_jax.exact import count_keys
-from elsaa_jax.fused_race import can_fuse, fused_race
+from elsaa_jax.blocks.exact import count_keys
+from elsaa_jax.checks import check_instance
+from elsaa_jax.config import ElsaaConfig, check_shared_bits
 from elsaa_jax.fusion import broadcast_rows, fuse
-from elsaa_jax.race import make_race, race_attention
-from elsaa_jax.sort_lsh import sort_lsh_branch
+from elsaa_jax.low_rank.fused_race import can_fuse, fused_race
+from elsaa_jax.low_rank.race import make_race, race_attention
+from elsaa_jax.sparse.crossover import is_short, resolve_min_length
+from elsaa_jax.sparse.sort_lsh import sort_lsh_branch
 from elsaa_jax.types import Array, BranchOutput, FusionKind, Implementation
 
 

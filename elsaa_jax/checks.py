@@ -4,15 +4,50 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from elsaa_jax.config import check_bool
 from elsaa_jax.types import Array
 
 MAX_ROWS = 2**31 - 1
+
+
+def check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
+    """Raises ValueError unless `value` is an integer in [low, high]."""
+    is_int = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not is_int or value < low or (high is not None and value > high):
+        allowed = f">= {low}" if high is None else f"from {low} to {high}"
+        raise ValueError(f"{name} is {value!r}; it must be an integer {allowed}")
+
+
+def check_number(name: str, value: Any, low: float, high: float = math.inf, *, open_low: bool = False) -> None:
+    """Raises ValueError unless `value` is a finite number in [low, high] (or (low, high])."""
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
+        allowed = f"{'>' if open_low else '>='} {low}" + ("" if math.isinf(high) else f" and <= {high}")
+        raise ValueError(f"{name} is {value!r}; it must be a finite number {allowed}")
+
+
+def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
+    """Raises ValueError unless `value` is one of `choices`."""
+    if value not in choices:
+        allowed = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{name} is {value!r}; it must be one of {allowed}")
+
+
+def check_bool(name: str, value: Any) -> None:
+    """Raises ValueError unless `value` is a bool."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}; it must be True or False")
+
+
+def check_instance(name: str, value: Any, kind: type) -> None:
+    """Raises ValueError unless `value` is an instance of `kind`."""
+    if not isinstance(value, kind):
+        raise ValueError(f"{name} is {value!r}; it must be a {kind.__name__}")
 
 
 def check_qkv(query: Array, key: Array, value: Array, is_causal: bool) -> None:

@@ -19,7 +19,7 @@ from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from elsaa_jax.config import check_choice
+from elsaa_jax.checks import check_choice
 from elsaa_jax.types import Implementation
 from pallas_kernels import configs
 

@@ -8,8 +8,9 @@ import numpy as np
 from jax import lax
 
 from elsaa_jax import checks
-from elsaa_jax.config import FUSION_KINDS, check_bool, check_choice
-from elsaa_jax.masses import log_sum, mix, safe_log, softmax_pair
+from elsaa_jax.arrays.masses import log_sum, mix, safe_log, softmax_pair
+from elsaa_jax.checks import check_bool, check_choice
+from elsaa_jax.config import FUSION_KINDS
 from elsaa_jax.types import Array, BranchOutput, FusionKind
 
 

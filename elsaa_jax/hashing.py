@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from elsaa_jax.config import MAX_HARD_BITS, check_int
+from elsaa_jax.checks import check_int
+from elsaa_jax.config import MAX_HARD_BITS
 from elsaa_jax.types import Array
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import elsaa_jax
 from elsaa_jax import BranchOutput, ElsaaConfig, FusionConfig, RaceConfig, SortLshConfig, reference
-from tests.cases import Case, options
+from tests.battery.cases import Case, options
 
 KINDS = ("elsaa", "convex", "sum", "lse")
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import elsaa_jax
-from elsaa_jax import pairing, plans, reference
+from elsaa_jax import reference
+from elsaa_jax.sparse import pairing, plans
 
 
 @pytest.mark.parametrize("num_bits", [1, 2, 5, 8])

@@ -15,8 +15,8 @@ import numpy as np
 import optax
 
 from elsaa_jax import ElsaaConfig
-from elsaa_jax.config import check_choice
-from elsaa_jax.spec import ATTENTION_KINDS
+from elsaa_jax.checks import check_choice
+from elsaa_jax.layers.spec import ATTENTION_KINDS
 from experiments.engine import classifier
 from experiments.engine.classifier import Classifier, ClassifierConfig
 from experiments.engine.config import PART_OF_RUN, Stage

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from elsaa_jax import ElsaaConfig
-from elsaa_jax.config import check_bool, check_choice, check_int
+from elsaa_jax.checks import check_bool, check_choice, check_int
 from elsaa_jax.types import AttentionKind
 from experiments.engine.transformer import NORMAL, Attention, ModelConfig, add_positions, blocks
 

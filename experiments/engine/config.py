@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from elsaa_jax.config import check_choice, check_instance, check_int, check_number
+from elsaa_jax.checks import check_choice, check_instance, check_int, check_number
 
 MAX_SEED = 2**32 - 1
 # `dataclasses.field(metadata={PART_OF_RUN: False})`: a field that does not change what is trained.

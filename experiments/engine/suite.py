@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from elsaa_jax import ElsaaConfig, FusionConfig, RaceConfig, SortLshConfig
-from elsaa_jax.spec import ATTENTION_KINDS
+from elsaa_jax.layers.spec import ATTENTION_KINDS
 from experiments.engine import cli, pictures
 from experiments.engine.classification import Classification
 from experiments.engine.classifier import ClassifierConfig, layer_means

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from elsaa_jax import ELSAA, ElsaaConfig
-from elsaa_jax.config import check_bool, check_choice, check_int, check_number
+from elsaa_jax.checks import check_bool, check_choice, check_int, check_number
 from elsaa_jax.types import AttentionKind
 
 Positions = Literal["none", "learned", "rope"]

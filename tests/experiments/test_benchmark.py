@@ -6,11 +6,12 @@ import json
 import jax
 import pytest
 
-from experiments import benchmark, turns
-from experiments import contenders as contenders_module
-from experiments.contenders import Case, contenders
+from experiments.benchmark import command as benchmark
+from experiments.benchmark import contenders as contenders_module
+from experiments.benchmark import turns
+from experiments.benchmark.contenders import Case, contenders
 from experiments.engine.errors import EngineError
-from tests.engine.helpers import assert_refused
+from tests.experiments.engine.helpers import assert_refused
 
 SMALL = ["--attention", "exact,jax_sdpa", "--modes", "forward", "--length", "512", "--steps", "1"]
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from experiments import haystack
-from experiments.haystack import make_examples
+from experiments.niah import haystack
+from experiments.niah.haystack import make_examples
 
 
 @pytest.mark.parametrize(("length", "needles", "queries"), [(64, 8, 8), (64, 8, 3), (65, 5, 1), (512, 1, 1)])

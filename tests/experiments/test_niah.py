@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 from elsaa_jax import ElsaaConfig, RaceConfig, SortLshConfig
-from experiments import needle, niah
 from experiments.engine.errors import EngineError
 from experiments.engine.models import Decoder
 from experiments.engine.transformer import ModelConfig, stretch
-from experiments.haystack import VOCABULARY, make_examples
+from experiments.niah import command as niah
+from experiments.niah import task as needle
+from experiments.niah.haystack import VOCABULARY, make_examples
 from tests.compilation import optimized
-from tests.engine.helpers import assert_refused
+from tests.experiments.engine.helpers import assert_refused
 
 SMALL = ["--attention", "exact", "--steps", "3", "--batch-size", "2", "--length", "512", "--examples", "32"]
 COLUMNS = {
@@ -145,7 +146,7 @@ def test_learned_positions_are_stretched():
 def test_the_main_job(tmp_path):
     """The README's command, in about ten minutes, and what must hold of its model."""
     command = [sys.executable, "-m", "experiments.niah", "--length", "65536", "--workdir", str(tmp_path)]
-    root = pathlib.Path(niah.__file__).parents[1]
+    root = pathlib.Path(niah.__file__).parents[2]
     subprocess.run(command, check=True, cwd=root, env=os.environ | {"XLA_FLAGS": ""})
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert [row["length"] for row in rows] == [512 << i for i in range(8)]

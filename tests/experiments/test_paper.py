@@ -7,13 +7,15 @@ import sys
 
 import pytest
 
-from experiments import claims, imdb, paper, published
-from experiments.claims import FAILS, HOLDS, MISSING, UNDECIDED, judge, summarize
+from experiments import imdb
 from experiments.engine import suite
 from experiments.engine.errors import EngineError
 from experiments.engine.stats import difference_interval, mean_interval, wilson_interval
 from experiments.engine.suite import COMPARED
-from tests.engine.helpers import assert_refused
+from experiments.paper import claims, published
+from experiments.paper import command as paper
+from experiments.paper.claims import FAILS, HOLDS, MISSING, UNDECIDED, judge, summarize
+from tests.experiments.engine.helpers import assert_refused
 
 
 def row(task, attention, accuracy, seed=0, n=2000, length=1024):

@@ -10,13 +10,15 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import arxiv, imdb, paper, published, retrieval, tiny_imagenet, vision
+from experiments import arxiv, imdb, retrieval, tiny_imagenet, vision
 from experiments.engine.classification import Classification
 from experiments.engine.data import store
 from experiments.engine.data.examples import ImageData, ReviewData
 from experiments.engine.suite import COMPARED
 from experiments.engine.transformer import count_parameters
-from tests.engine.data.raw_sets import REAL, REAL_PREPARED, needs_real_data, real
+from experiments.paper import command as paper
+from experiments.paper import published
+from tests.experiments.engine.data.raw_sets import REAL, REAL_PREPARED, needs_real_data, real
 
 ALL = {task: experiment.presets for task, experiment in paper.TASKS.items()}
 
@@ -143,7 +145,7 @@ def test_one_step_of_the_paper_preset(task, tmp_path):
     """In a process of its own, with one example in its batch."""
     real(data_set_of(task))
     flags = ["--preset", "paper", "--steps", "1", "--batch-size", "1", "--examples", "2", "--workdir", str(tmp_path)]
-    root = pathlib.Path(paper.__file__).parents[1]
+    root = pathlib.Path(paper.__file__).parents[2]
     prepared = REAL_PREPARED or str(tmp_path / "prepared")
     environment = os.environ | {"XLA_FLAGS": "", store.DATA_DIR: REAL, store.PREPARED_DIR: prepared}
     subprocess.run([sys.executable, "-m", *paper.TASKS[task].command, *flags], check=True, cwd=root, env=environment)

@@ -8,9 +8,10 @@ import pathlib
 import numpy as np
 import pytest
 
-from experiments import branch_error, interactions, matchings, rank, spectra
 from experiments.engine.stats import mean_interval
-from tests.engine.helpers import assert_refused
+from experiments.rank import branch_error, interactions, matchings, spectra
+from experiments.rank import command as rank
+from tests.experiments.engine.helpers import assert_refused
 
 
 def run(tmp_path, *flags):

@@ -10,7 +10,7 @@ from experiments.engine import suite
 from experiments.engine.classification import Classification
 from experiments.engine.classifier import ClassifierConfig
 from experiments.engine.data.examples import ImageData, PairData, PaperData
-from tests.engine.data.raw_sets import paper_text, write_arxiv, write_pack
+from tests.experiments.engine.data.raw_sets import paper_text, write_arxiv, write_pack
 
 COLUMNS = {
     "task",
