@@ -24,8 +24,7 @@ def test_two_processes_train_as_one(parallel, tmp_path):
     command = ["-m", "tests.experiments.engine.toy", "--workdir", together]
     command += ["--coordinator", f"localhost:{free_port()}", "--num-processes", 2, "--parallel", parallel]
     processes = [  # one device each: the same two in all as in this process
-        python(*command, "--process-id", index, devices=1, wait=False)
-        for index in range(2)
+        python(*command, "--process-id", index, devices=1, wait=False) for index in range(2)
     ]
     rows = train_and_evaluate(config, alone)
     outputs = [process.communicate(timeout=100) for process in processes]
