@@ -1,4 +1,4 @@
-"""Checks of array arguments; every failure names the argument, its value and what is allowed."""
+"""Checks of arguments. Every failure is a ValueError that names the argument, its value and what is allowed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from elsaa_jax.types import Array
+from elsaa_jax.types import Array, CallFacts
 
 MAX_ROWS = 2**31 - 1
+FLOAT_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
 def check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
@@ -50,13 +52,37 @@ def check_instance(name: str, value: Any, kind: type) -> None:
         raise ValueError(f"{name} is {value!r}; it must be a {kind.__name__}")
 
 
-def check_qkv(query: Array, key: Array, value: Array, is_causal: bool) -> None:
-    """Checks query (B, T, N, H) and key, value (B, S, K, H) against each other."""
+def check_call(
+    query: Array,
+    key: Array,
+    value: Array,
+    *,
+    is_causal: bool,
+    query_mask: Array | None = None,
+    key_mask: Array | None = None,
+    scale: Any = None,
+) -> CallFacts:
+    """Checks the arguments that all attentions share.
+
+    Args:
+      query: Queries, (B, T, N, H).
+      key: Keys, (B, S, K, H).
+      value: Values, (B, S, K, H).
+      is_causal: Whether queries are the last T of the S positions and attend to their past only.
+      query_mask: Queries that take part, (B, T) bool, or None.
+      key_mask: Keys that take part, (B, S) bool, or None.
+      scale: Factor of the logits, or None for H**-0.5.
+
+    Returns:
+      The static facts of the call.
+    """
     for name, x, axes in (("query", query, "B, T, N, H"), ("key", key, "B, S, K, H"), ("value", value, "B, S, K, H")):
-        if jnp.ndim(x) != 4 or 0 in jnp.shape(x):
-            raise ValueError(f"{name} has shape {jnp.shape(x)}; it must be ({axes}) with no empty axis")
-        if not jnp.issubdtype(x.dtype, jnp.floating):
-            raise ValueError(f"{name} has dtype {x.dtype}; it must be a float dtype")
+        check_array(name, x)
+        if len(x.shape) != 4 or any(_is_zero(size) for size in x.shape):
+            raise ValueError(f"{name} has shape {x.shape}; it must be ({axes}) with no empty axis")
+        if x.dtype not in FLOAT_DTYPES:
+            allowed = ", ".join(jnp.dtype(dtype).name for dtype in FLOAT_DTYPES)
+            raise ValueError(f"{name} has dtype {x.dtype}; it must be one of {allowed}")
     if key.shape != value.shape:
         raise ValueError(f"key has shape {key.shape} and value {value.shape}; the two must be equal")
     if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
@@ -75,35 +101,80 @@ def check_qkv(query: Array, key: Array, value: Array, is_causal: bool) -> None:
             f"query has length {query.shape[1]} and key {key.shape[1]}; with is_causal=True the queries are the "
             "last positions of the keys, so the first must not exceed the second"
         )
-    rows = max(query.shape[0] * query.shape[1] * query.shape[2], key.shape[0] * key.shape[1] * key.shape[2])
+    batch = query.shape[0]
+    if not isinstance(batch, int):
+        raise ValueError(
+            f"the batch size is the symbolic dimension {batch}; it must be a number. Export the function of one "
+            "example and call it by `jax.vmap`, or export one function for each batch size"
+        )
+    rows = batch * max(query.shape[1] * query.shape[2], key.shape[1] * key.shape[2])
     if rows > MAX_ROWS:
         raise ValueError(f"batch x length x heads is {rows}; it must be at most {MAX_ROWS}: split the batch")
+    check_mask("query_mask", query_mask, batch, query.shape[1])
+    check_mask("key_mask", key_mask, batch, key.shape[1])
+    num_kv_heads, head_dim = key.shape[2:]
+    if scale is None:
+        scale = head_dim**-0.5
+    elif not isinstance(scale, numbers.Real) or not math.isfinite(scale):
+        raise ValueError(f"scale is {scale!r}; it must be a finite number, or None for head_dim**-0.5")
+    return CallFacts(query.shape[1], key.shape[1], query.shape[2], num_kv_heads, head_dim, is_causal, float(scale))
+
+
+def check_array(name: str, x: Any) -> None:
+    """Raises ValueError unless `x` is an array, of JAX or NumPy."""
+    if not isinstance(x, jax.Array | np.ndarray):
+        raise ValueError(f"{name} is a {type(x).__name__}; it must be an array: use jnp.asarray")
 
 
 def check_mask(name: str, mask: Array | None, batch: int, length: int) -> None:
     """Checks a (B, S) or (B, T) boolean mask."""
     if mask is None:
         return
-    if jnp.shape(mask) != (batch, length):
+    check_array(name, mask)
+    if mask.shape != (batch, length):
         raise ValueError(
-            f"{name} has shape {jnp.shape(mask)}; it must be (batch, length) = {(batch, length)}. Masks over pairs "
+            f"{name} has shape {mask.shape}; it must be (batch, length) = {(batch, length)}. Masks over pairs "
             "of tokens do not exist here: use is_causal for causality and key_mask for padding"
         )
     if mask.dtype != jnp.bool_:
         raise ValueError(f"{name} has dtype {mask.dtype}; it must be bool, True = attend")
 
 
-def resolve_scale(scale: Any, head_dim: int) -> float:
-    """The factor of the logits, H**-0.5 unless given."""
-    if scale is None:
-        return head_dim**-0.5
-    if not isinstance(scale, numbers.Real) or not math.isfinite(scale):
-        raise ValueError(f"scale is {scale!r}; it must be a finite number, or None for head_dim**-0.5")
-    return float(scale)
+def check_planes(name: str, planes: Array, axes: tuple[str, ...], facts: CallFacts, max_bits: int) -> None:
+    """Checks hash planes (*axes, H), or (K, *axes, H) with one set for each key/value head.
+
+    Args:
+      name: Name of the argument.
+      planes: Hash planes.
+      axes: Names of the axes before H; the last one counts bits.
+      facts: Sizes of the call.
+      max_bits: Largest number of bits.
+    """
+    check_array(name, planes)
+    shape, shared = planes.shape, len(axes) + 1
+    fits = len(shape) == shared or (len(shape) == shared + 1 and shape[0] == facts.num_kv_heads)
+    if not fits or shape[-1] != facts.head_dim:
+        form = f"{', '.join(axes)}, {facts.head_dim}"
+        raise ValueError(
+            f"{name} has shape {shape}; it must be ({form}), or ({facts.num_kv_heads}, {form}) with one set for each "
+            "key/value head"
+        )
+    check_int(f"the number of {axes[-1]} of the {name}", shape[-2], 1, max_bits)
+    if not isinstance(planes, jax.core.Tracer) and not np.isfinite(np.asarray(planes, np.float32)).all():
+        raise ValueError(f"{name} has values that are NaN or infinite; draw them by `elsaa_jax.sample_planes`")
+
+
+def check_shared_bits(num_bits: int, total_planes: int) -> None:
+    """Raises ValueError where the sparse branch asks for more planes than the low-rank branch has."""
+    if num_bits > total_planes:
+        raise ValueError(
+            f"SortLshConfig.num_bits is {num_bits}, but the low-rank branch has only {total_planes} planes "
+            "(ensembles x tables x bits) to share; use fewer bits, more tables, or planes of its own"
+        )
 
 
 def check_scalar(name: str, value: Any, *, positive: bool = False) -> None:
-    """Checks a scalar that may be traced; its value is looked at only where it is concrete."""
+    """Checks a scalar that may be traced; its value is checked only where it is concrete."""
     if jnp.ndim(value) != 0:
         raise ValueError(f"{name} has shape {jnp.shape(value)}; it must be a scalar")
     if isinstance(value, jax.core.Tracer):
@@ -112,16 +183,17 @@ def check_scalar(name: str, value: Any, *, positive: bool = False) -> None:
         raise ValueError(f"{name} is {value!r}; it must be a finite number {'>' if positive else '>='} 0")
 
 
-def zero_masked_keys(key_mask: Array | None, key: Array, value: Array) -> tuple[Array, Array]:
-    """Keys and values that are 0 where masked: 0 * NaN must not reach a sum."""
-    if key_mask is None:
-        return key, value
-    keep = key_mask[:, :, None, None]
-    return jnp.where(keep, key, 0), jnp.where(keep, value, 0)
+def check_weights(name: str, value: Any, shape: tuple[int, ...]) -> None:
+    """Checks a gate or a lambda, which broadcasts to `shape` = (B, T, N); values are checked only where concrete."""
+    if not isinstance(value, jax.core.Tracer):
+        concrete = np.asarray(value, np.float32)
+        if not (np.isfinite(concrete).all() and (concrete >= 0).all()):
+            raise ValueError(f"{name} has the smallest value {concrete.min()}; all must be finite numbers >= 0")
+    found = jnp.shape(value)
+    if len(found) > len(shape) or any(a not in (1, b) for a, b in zip(found[::-1], shape[::-1], strict=False)):
+        raise ValueError(f"{name} has shape {found}; it must broadcast to (B, T, N) = {shape}")
 
 
-def finite_masked_queries(query_mask: Array | None, query: Array) -> Array:
-    """Queries that are 0 where masked and no number."""
-    if query_mask is None:
-        return query
-    return jnp.where(query_mask[:, :, None, None] | jnp.isfinite(query), query, 0)
+def _is_zero(size: Any) -> bool:
+    """Returns whether an axis is empty; a symbolic dimension is at least 1."""
+    return isinstance(size, int) and size == 0

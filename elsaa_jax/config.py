@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from elsaa_jax.checks import check_bool, check_choice, check_instance, check_int, check_number
+from elsaa_jax.checks import check_bool, check_choice, check_instance, check_int, check_number, check_shared_bits
 from elsaa_jax.types import FusionKind, Pairing
 
 MAX_SOFT_BITS = 12
@@ -182,12 +182,3 @@ class ElsaaConfig:
         if self.share_planes is None:
             return self.sparse.num_bits <= self.race.total_planes
         return self.share_planes
-
-
-def check_shared_bits(num_bits: int, total_planes: int) -> None:
-    """Raises ValueError where the sparse branch asks for more planes than there are to share."""
-    if num_bits > total_planes:
-        raise ValueError(
-            f"SortLshConfig.num_bits is {num_bits}, but the low-rank branch has only {total_planes} planes "
-            "(ensembles x tables x bits) to share; use fewer bits, more tables, or planes of its own"
-        )

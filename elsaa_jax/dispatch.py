@@ -1,12 +1,12 @@
-"""Which implementation runs: XLA, or the Pallas kernels of `pallas_kernels`.
+"""Chooses the implementation of a call: XLA, or the Pallas kernels of `pallas_kernels`.
 
-  None         at lowering: the kernels on a GPU, XLA elsewhere; XLA everywhere where the kernels refuse the call
+  None         chosen at lowering: the kernels on a GPU, XLA elsewhere, and XLA everywhere if the kernels refuse the call
   "xla"        XLA
-  "pallas"     the kernels; traces anywhere and lowers for a GPU anywhere
-  "interpret"  the kernels, run on the CPU by JAX's interpreter: slow, to test them
+  "pallas"     the kernels; such a program can be traced, and lowered for a GPU, on any machine
+  "interpret"  the kernels, run on the CPU by JAX's interpreter: slow, for tests
 
-A name is an order: it fails loudly where it cannot be met. A program that is traced on a machine
-without a GPU and lowered for one has the kernels in it.
+A name is an order: the call fails if it cannot be met. A program that is traced on a machine without a GPU and lowered
+for a GPU contains the kernels.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from elsaa_jax.checks import check_choice
-from elsaa_jax.types import Implementation
+from elsaa_jax.types import Array, Implementation
 from pallas_kernels import configs
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("xla", "pallas", "interpret")
 
 
 class Route(NamedTuple):
-    """The implementation of one call, and how its kernels are cut and compute.
+    """The implementation of one call, and the settings of its kernels.
 
     Attributes:
-      implementation: what the caller asked for, or "xla" where the kernels refuse.
-      target: the compute capability whose tiles the kernels take, 90 for 9.0.
-      arithmetic: "gpu", or what the interpreter does; see `configs.Settings`.
-      launcher: "pallas", or "jax-triton" within `configs.use_jax_triton`.
+      implementation: The caller's order, or "xla" if the kernels refuse the call.
+      target: Compute capability whose tile sizes the kernels take, 90 for 9.0.
+      arithmetic: "gpu", or the arithmetic of the interpreter (`pallas_kernels.configs.Settings`).
+      launcher: "pallas", or "jax-triton" within `pallas_kernels.configs.use_jax_triton`.
     """
 
     implementation: Implementation | None
@@ -41,16 +41,21 @@ class Route(NamedTuple):
     arithmetic: configs.Arithmetic
     launcher: configs.Launcher = "pallas"
 
+    def settings(self, kernel: str, x: Array) -> configs.Settings:
+        """Returns the settings of a kernel for arrays like `x`."""
+        settings = configs.settings_of(kernel, x.dtype.name, x.shape[-1], self.target)
+        return settings._replace(arithmetic=self.arithmetic, launcher=self.launcher)
+
 
 XLA = Route("xla", 0, "gpu")
 
 
 def check(function: str, implementation: Implementation | None) -> None:
-    """Raises ValueError for an implementation of a function that has no kernels.
+    """Raises ValueError if the caller orders kernels of a function that has none.
 
     Args:
-      function: name of a public function, for example "performer_attention".
-      implementation: what the caller asked for.
+      function: Name of a public function, for example "performer_attention".
+      implementation: The caller's order.
     """
     check_choice("implementation", implementation, (None, *IMPLEMENTATIONS))
     if implementation not in (None, "xla"):
@@ -60,11 +65,11 @@ def check(function: str, implementation: Implementation | None) -> None:
 
 
 def route(implementation: Implementation | None, refusal: str | None) -> Route:
-    """What will run. Raises ValueError where the kernels are ordered and refuse.
+    """Returns the implementation that runs. Raises ValueError if the kernels are ordered but refuse the call.
 
     Args:
-      implementation: what the caller asked for.
-      refusal: why the kernels cannot take this call; None: they can.
+      implementation: The caller's order.
+      refusal: Reason why the kernels cannot take this call, or None if they can.
     """
     check_choice("implementation", implementation, (None, *IMPLEMENTATIONS))
     if implementation == "xla" or (implementation is None and refusal is not None):
@@ -76,9 +81,9 @@ def route(implementation: Implementation | None, refusal: str | None) -> Route:
 
 
 def choose(route: Route, kernels: Callable[..., Any], xla: Callable[..., Any], *arrays: Any) -> Any:
-    """`kernels(*arrays)` or `xla(*arrays)`, decided at lowering where the route leaves it open.
+    """Runs `kernels(*arrays)` or `xla(*arrays)`; if the route leaves it open, lowering decides.
 
-    To be called inside a custom VJP: the choice itself is not differentiated.
+    Call it inside a custom VJP: the choice itself is not differentiated.
     """
     if route.implementation == "xla":
         return xla(*arrays)
@@ -89,9 +94,9 @@ def choose(route: Route, kernels: Callable[..., Any], xla: Callable[..., Any], *
 
 
 def _refuse_like(kernels: Callable[..., Any]) -> Callable[..., Any]:
-    """What "pallas" lowers to without a GPU: an error, in the shape of the results."""
+    """Returns a function with the result shapes of `kernels` that raises an error when it is lowered."""
 
-    def refuse(*arrays):
+    def refuse(*arrays: Any) -> Any:
         leaves, tree = jax.tree.flatten(jax.eval_shape(kernels, *arrays))
         shapes = tuple(jax.core.ShapedArray(x.shape, x.dtype) for x in leaves)
         return jax.tree.unflatten(tree, _refuse.bind(shapes=shapes))
@@ -104,7 +109,7 @@ _refuse.multiple_results = True
 _refuse.def_abstract_eval(lambda *, shapes: shapes)
 
 
-def _refuse_lowering(context, *, shapes):
+def _refuse_lowering(context: Any, *, shapes: Any) -> Any:
     platforms = ", ".join(context.module_context.platforms)
     raise ValueError(
         f"implementation is 'pallas', which runs on a GPU, but this call is lowered for {platforms}; use 'interpret' "

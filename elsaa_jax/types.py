@@ -1,6 +1,6 @@
-"""Notation, and the values that pass between the modules.
+"""Notation, vocabulary, and the values that pass between the modules.
 
-Axis letters, as in `jax.nn.dot_product_attention`, used by every signature:
+Axis letters, as in `jax.nn.dot_product_attention`. Every signature uses them:
 
   B  batch
   T  queries
@@ -14,9 +14,22 @@ Axis letters, as in `jax.nn.dot_product_attention`, used by every signature:
   M  ensembles of the RACE branch
   F  features: M * L * 2**P soft buckets, or the random features of Performer
   C  tokens of a chunk
+  R  rows that are independent problems, B * K
 
-Masks are boolean, True = attend. A log-mass is the logarithm of the softmax
-denominator of one query (or of its estimate), float32.
+Words, each with one meaning:
+
+  block     `block_size` keys that stand together in the sorted order
+  bucket    the keys that share one hash code
+  chunk     C consecutive tokens that RACE or exact attention handles at a time
+  level     one half-length m of the causal split
+  log-mass  the logarithm of the softmax denominator of one query (or of its estimate), float32
+  padding   a row index past the end of an array: reads give zero and writes are dropped
+  stretch   N0 consecutive tokens, aligned at position 0; attention within it is exact
+  tile      queries that attend to the same block or blocks
+  window    2m consecutive tokens of one level, aligned at position 0; queries of its second half
+            attend to keys of its first half
+
+Masks are boolean and True means "attend".
 """
 
 from __future__ import annotations
@@ -31,29 +44,62 @@ Implementation: TypeAlias = Literal["xla", "pallas", "interpret"]
 Pairing: TypeAlias = Literal["rank", "bucket"]
 AttentionKind: TypeAlias = Literal["elsaa", "race", "sort_lsh", "sort_lsh_race", "exact", "performer"]
 FusionKind: TypeAlias = Literal["elsaa", "convex", "sum", "lse"]
+LambdaKind: TypeAlias = Literal["fixed", "scalar", "query"]
+GateInput: TypeAlias = Literal["input", "query"]
+MassScale: TypeAlias = Literal["count", "mean"]
 
 
 class BranchOutput(NamedTuple):
-    """What one branch says of each query: its output and how much mass it saw.
+    """The result of one branch for each query.
 
     Attributes:
-      out: (B, T, N, H), the dtype of the query; 0 where a query has no key.
-      log_mass: (B, T, N) float32, differentiable; -inf where a query has no key.
+      out: Output, (B, T, N, H), in the dtype of the query; 0 where a query has no key.
+      log_mass: Log of the softmax denominator, (B, T, N) float32, differentiable; -inf where a query has no key.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from elsaa_jax import exact_attention
+      >>> x = jnp.ones((1, 8, 2, 16))
+      >>> branch = exact_attention(x, x, x)
+      >>> branch.out.shape, branch.log_mass.shape
+      ((1, 8, 2, 16), (1, 8, 2))
     """
 
     out: Array
     log_mass: Array
 
 
-class TilePlan(NamedTuple):
-    """Which queries attend to which keys, for each level of a causal split (one level otherwise).
+class CallFacts(NamedTuple):
+    """Sizes and settings that all attentions share in one call. Hashable, so it can be a static argument of `jit`.
 
     Attributes:
-      query_rows: (levels, A, t) int32, rows of the queries of each tile. Within a level a
-        query stands in at most one tile.
-      key_rows: (levels, C, s) int32, rows of the keys of each block.
-      blocks: (levels, A, w) int32, the blocks of each tile; an index past C is no block.
-        None: tile a attends to block a, and to that alone.
+      num_queries: T.
+      num_keys: S.
+      num_heads: N.
+      num_kv_heads: K.
+      head_dim: H.
+      is_causal: Whether query i, at position S - T + i, attends to positions up to its own only.
+      scale: Factor of the logits.
+    """
+
+    num_queries: int
+    num_keys: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    is_causal: bool
+    scale: float
+
+
+class TilePlan(NamedTuple):
+    """The queries and keys that attend to each other, for each level of a causal split (one level otherwise).
+
+    Attributes:
+      query_rows: Row index of each query in a tile, (levels, A, t) int32. Within a level a query is in at most one
+        tile.
+      key_rows: Row index of each key in a block, (levels, C, s) int32.
+      blocks: Blocks that each tile attends to, (levels, A, w) int32; an index past C is padding. None means that
+        tile a attends to block a only.
     """
 
     query_rows: Array

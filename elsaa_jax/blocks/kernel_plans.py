@@ -1,50 +1,37 @@
-"""Plans as the kernels want them: tiles and blocks of their own sizes, each with a range of the other.
+"""Plans in the form of the kernels: tiles and blocks of the kernel's own sizes, each with a range of the other.
 
-A tile of a `TilePlan` is cut into tiles of `query_tile` rows, a block into blocks of `key_tile` keys. Since tiles
-and blocks are sorted, a tile attends to a range of blocks, and a block is attended to by a range of tiles.
+Each tile of a `TilePlan` is cut into tiles of `query_tile` rows and each block into blocks of `key_tile` keys. Tiles
+and blocks are sorted, so a tile attends to a range of blocks, and a range of tiles attends to a block.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from elsaa_jax.arrays.chunks import pad_axis
+from elsaa_jax.blocks.call import BlockCall
 from elsaa_jax.types import Array, TilePlan
-from pallas_kernels.block_attention import Plan
+from pallas_kernels.block_attention import Causal, Geometry, Plan
 from pallas_kernels.configs import Settings, fit
 
 INT32 = jnp.int32
 
 
-class Stretch(NamedTuple):
-    """Queries of one key/value head at the end of a stretch of keys, which see all of it or their past.
-
-    Attributes:
-      num_queries: of each head.
-      num_keys: of the stretch.
-      group: G, heads that read the keys; queries are ordered by position, then head.
-      is_causal: whether a query sees keys up to its own position alone.
-    """
-
-    num_queries: int
-    num_keys: int
-    group: int
-    is_causal: bool
-
-
-def kernel_plan(plan: TilePlan, num_queries: int, num_keys: int, num_rows: int, settings: Settings) -> Plan:
-    """The plan of each level, (levels, ...), of tiles that are sorted by block within each key/value head.
+def level_plans(plan: TilePlan, query: Array, key: Array, settings: Settings) -> Plan:
+    """Cuts a plan into the kernel's tiles and blocks.
 
     Args:
-      plan: of `pairing`.
-      num_queries: B*T*N, where the query rows end.
-      num_keys: B*S*K, where the key rows end.
-      num_rows: B*K.
-      settings: of the kernel.
+      plan: Tiles and blocks that attend to each other, sorted by block within each key/value head.
+      query: Queries, (B, T, N, H).
+      key: Keys, (B, S, K, H).
+      settings: Settings of the kernel.
+
+    Returns:
+      The plans of all levels, (levels, ...).
     """
+    num_queries, num_keys = query.size // query.shape[-1], key.size // key.shape[-1]
+    num_rows = key.shape[0] * key.shape[2]
     query_rows, tiles_each = _cut(plan.query_rows, settings.query_tile, num_queries)
     key_rows, blocks_each = _cut(plan.key_rows, settings.key_tile, num_keys)
     levels, num_tiles = plan.query_rows.shape[:2]
@@ -64,52 +51,63 @@ def kernel_plan(plan: TilePlan, num_queries: int, num_keys: int, num_rows: int, 
 
 
 def stretch_plan(
-    query_rows: Array, key_rows: Array, stretch: Stretch, num_queries: int, num_keys: int, settings: Settings
-) -> Plan:
-    """The plan of stretches that attend to themselves, one for each row of the arrays.
+    call: BlockCall, query: Array, key: Array, key_mask: Array | None, settings: Settings
+) -> tuple[Plan, Geometry]:
+    """Returns the plan of the stretches of `call`, which attend to themselves, and the geometry of its kernel."""
+    stretches = call.stretches
+    assert stretches is not None
+    (batch, num_queries, num_heads, _), (_, num_keys, num_kv_heads, _) = query.shape, key.shape
+    group, padding_query, padding_key = (
+        num_heads // num_kv_heads,
+        query.size // query.shape[-1],
+        key.size // key.shape[-1],
+    )
+    query_rows = jnp.arange(padding_query, dtype=INT32).reshape(batch, num_queries, num_kv_heads, group)
+    query_rows = jnp.moveaxis(stretches.split_queries(query_rows, padding_query), 2, 1)
+    key_rows = jnp.arange(padding_key, dtype=INT32).reshape(batch, num_keys, num_kv_heads)
+    if key_mask is not None:
+        key_rows = jnp.where(key_mask[:, :, None], key_rows, padding_key)
+    key_rows = stretches.split_keys(key_rows, padding_key).swapaxes(1, 2)
+    # Queries of a stretch are ordered by position, then head.
+    query_rows = query_rows.reshape(1, -1, stretches.queries_each * group)
+    key_rows = key_rows.reshape(1, -1, stretches.keys_each)
 
-    Args:
-      query_rows: (stretches, num_queries * G), ordered by position, then head.
-      key_rows: (stretches, num_keys), ordered by position.
-      stretch: what a row holds.
-      num_queries: B*T*N, where the query rows end.
-      num_keys: B*S*K, where the key rows end.
-      settings: of the kernel.
-    """
-    query_rows, tiles_each = _cut(query_rows[None], settings.query_tile, num_queries)
-    key_rows, blocks_each = _cut(key_rows[None], settings.key_tile, num_keys)
-    query_rows, key_rows = query_rows[0], key_rows[0]
+    (query_rows,), tiles_each = _cut(query_rows, settings.query_tile, padding_query)
+    (key_rows,), blocks_each = _cut(key_rows, settings.key_tile, padding_key)
     query_tile, key_tile = query_rows.shape[1], key_rows.shape[1]
     tile, block = jnp.arange(len(query_rows), dtype=INT32), jnp.arange(len(key_rows), dtype=INT32)
     blocks_seen, tiles_before = jnp.full(tile.shape, blocks_each, INT32), jnp.zeros_like(block)
-    if stretch.is_causal:
-        before = stretch.num_keys - stretch.num_queries
-        last_position = before + ((tile % tiles_each + 1) * query_tile - 1) // stretch.group
+    causal = None
+    if stretches.is_causal:
+        causal = Causal(num_queries, num_keys, num_heads, num_kv_heads)
+        before = stretches.keys_each - stretches.queries_each
+        last_position = before + ((tile % tiles_each + 1) * query_tile - 1) // group
         blocks_seen = jnp.minimum(last_position // key_tile + 1, blocks_each)
         first_position = jnp.maximum(block % blocks_each * key_tile - before, 0)
-        tiles_before = jnp.minimum(first_position * stretch.group // query_tile, tiles_each)
+        tiles_before = jnp.minimum(first_position * group // query_tile, tiles_each)
     first, first_tile = tile // tiles_each * blocks_each, block // blocks_each * tiles_each
-    used = (query_rows < num_queries).any(-1)
+    used = (query_rows < padding_query).any(-1)
     end = first + jnp.where(used, blocks_seen, 0)
-    return Plan(query_rows, key_rows, first, end, first_tile + tiles_before, first_tile + tiles_each)
+    plan = Plan(query_rows, key_rows, first, end, first_tile + tiles_before, first_tile + tiles_each)
+    return plan, Geometry(call.scale, causal)
 
 
-def _cut(rows: Array, size: int, no_row: int) -> tuple[Array, int]:
-    """(levels, A, t) -> (levels, A * number, size), and the number of pieces of each; padded with `no_row`."""
+def _cut(rows: Array, size: int, padding: int) -> tuple[Array, int]:
+    """Cuts (levels, A, t) into (levels, A * number, size), padded with `padding`; also returns `number`."""
     size = fit(size, rows.shape[2])
-    rows = pad_axis(rows, 2, 0, -rows.shape[2] % size, no_row)
+    rows = pad_axis(rows, 2, 0, -rows.shape[2] % size, padding)
     return rows.reshape(rows.shape[0], -1, size), rows.shape[2] // size
 
 
 def _tiles_of_blocks(first: Array, end: Array, num_blocks: int, num_rows: int) -> tuple[Array, Array]:
-    """Ranges of blocks of each tile (levels, A) -> ranges of tiles of each block (levels, C)."""
+    """Turns the range of blocks of each tile, (levels, A), into the range of tiles of each block, (levels, C)."""
     _levels, num_tiles = first.shape
     tiles_each, blocks_each = num_tiles // num_rows, num_blocks // num_rows
     blocks = jnp.arange(num_blocks, dtype=INT32).reshape(num_rows, blocks_each)
     offset = jnp.arange(num_rows, dtype=INT32)[:, None] * tiles_each
 
-    def of_level(first, end):
-        def of_row(first, end, blocks):
+    def of_level(first: Array, end: Array) -> tuple[Array, ...]:
+        def of_row(first: Array, end: Array, blocks: Array) -> list[Array]:
             return [jnp.searchsorted(x, blocks, side="right").astype(INT32) for x in (end, first)]
 
         pair = jax.vmap(of_row)(first.reshape(num_rows, -1), end.reshape(num_rows, -1), blocks)

@@ -1,24 +1,30 @@
-"""The low-rank branch: RACE attention, soft hash buckets in linear time (Alg. 2 and 3 of the paper)."""
+"""The low-rank branch: RACE attention, soft hash buckets in linear time (Alg. 2 and 3 of the paper).
+
+One custom VJP serves the branch alone and its fusion with the sparse branch. In the fused form the readout writes
+out = w_s O_s + w_lr O_lr, so the low-rank output O_lr is neither written nor read. Its backward pass does not have
+O_lr either: the derivative at the queries yields d_out . O_lr, the cotangent of w_lr, on its way. So w_lr must not
+depend on Den in a way that is differentiated; `can_fuse` says which calls qualify.
+"""
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from elsaa_jax import checks, dispatch
-from elsaa_jax.arrays.masses import safe_log
-from elsaa_jax.checks import check_int
+from elsaa_jax import dispatch
+from elsaa_jax.arrays.derivatives import first_order_only, reverse_only
+from elsaa_jax.arrays.masking import zero_masked
+from elsaa_jax.arrays.masses import dot_rows
+from elsaa_jax.checks import check_call, check_int, check_planes, check_scalar
 from elsaa_jax.config import MAX_SOFT_BITS
 from elsaa_jax.low_rank import race_kernels, race_xla
-from elsaa_jax.types import Array, BranchOutput, Implementation
+from elsaa_jax.low_rank.call import RaceArrays, RaceCall, State
+from elsaa_jax.types import Array, BranchOutput, CallFacts, FusionKind, Implementation
 from pallas_kernels.configs import race_refusal
+from pallas_kernels.fusion import FUSED_KINDS, Sparse
 
-# Below this, 1 / Den would overflow in the derivative of log Den.
-TINY_MASS = 1e-30
 
 
 def race_attention(
@@ -35,67 +41,69 @@ def race_attention(
     eps: float = 1e-6,
     implementation: Implementation | None = None,
 ) -> BranchOutput:
-    """Attention with the kernel (1/L) sum_l phi_l(q) . phi_l(k), phi_l the soft codes of table l.
+    """Attends with the kernel (1/L) sum_l phi_l(q) . phi_l(k), where phi_l are the soft codes of table l.
 
-    Den = sum_j kernel(q, k_j), Num = sum_j kernel(q, k_j) v_j, out = Num / (Den + eps), and
-    log_mass = log Den. With M ensembles the outputs are averaged, and log_mass is the logarithm
-    of the mean Den. The causal form sums over chunks before a query's own by a prefix sum of
-    chunk summaries, and over its own chunk by a masked product.
+    Den = sum_j kernel(q, k_j), Num = sum_j kernel(q, k_j) v_j, out = Num / (Den + eps) and log_mass = log Den. With M
+    ensembles the outputs are averaged, and log_mass is the logarithm of the mean Den. The causal form sums over the
+    chunks before a query's own by a prefix sum of chunk summaries, and over its own chunk by a masked product.
 
     Args:
-      query: (B, T, N, H).
-      key: (B, S, K, H).
-      value: (B, S, K, H).
-      planes: (M*L, P, H), or (K, M*L, P, H) with one set for each key/value head; the tables of
-        an ensemble stand together.
-      beta: sharpness of the soft codes, a scalar, may be traced.
+      query: Queries, (B, T, N, H).
+      key: Keys, (B, S, K, H).
+      value: Values, (B, S, K, H).
+      planes: Hash planes, (M*L, P, H), or (K, M*L, P, H) with one set for each key/value head. The tables of an
+        ensemble stand together.
+      beta: Sharpness of the soft codes, a scalar that may be traced.
       num_ensembles: M.
-      is_causal: query i is the (S - T + i)-th position and attends to positions up to its own.
-      key_mask: (B, S) bool, True = attend.
-      chunk_size: C of the causal form.
-      eps: floor of the denominator.
-      implementation: see `elsaa_jax.dispatch`.
+      is_causal: Whether query i, at position S - T + i, attends to positions up to its own only.
+      key_mask: Keys that take part, (B, S) bool, True = attend.
+      chunk_size: Tokens of a chunk of the causal form, C.
+      eps: Floor of the denominator.
+      implementation: "xla", "pallas" or "interpret"; by default the best for each platform (`elsaa_jax.dispatch`).
 
     Returns:
-      out (B, T, N, H) and log_mass (B, T, N).
+      The output (B, T, N, H) and the log-mass (B, T, N).
+
+    Example:
+      >>> import jax
+      >>> from elsaa_jax import race_attention, sample_planes
+      >>> x = jax.random.normal(jax.random.key(0), (1, 64, 2, 16))
+      >>> planes = sample_planes(jax.random.key(1), (4, 3, 16))  # 4 tables of 3 bits
+      >>> out, log_mass = race_attention(x, x, x, planes, is_causal=True)
+      >>> out.shape, log_mass.shape
+      ((1, 64, 2, 16), (1, 64, 2))
     """
-    checks.check_qkv(query, key, value, is_causal)
-    checks.check_mask("key_mask", key_mask, key.shape[0], key.shape[1])
-    checks.check_scalar("beta", beta, positive=True)
-    checks.check_scalar("eps", eps)
-    static = make_race(query, key, planes, num_ensembles, is_causal, chunk_size, implementation)
-    return _race(static, query, key, value, planes, beta, key_mask, eps)
-
-
-class Race(NamedTuple):
-    """The static part of a call."""
-
-    causal_chunk: int | None
-    num_ensembles: int
-    route: dispatch.Route
+    facts = check_call(query, key, value, is_causal=is_causal, key_mask=key_mask)
+    check_scalar("beta", beta, positive=True)
+    check_scalar("eps", eps)
+    call = make_race(facts, query, key, planes, num_ensembles, chunk_size, implementation)
+    return _race(call, query, key, value, planes, beta, key_mask, eps)
 
 
 def make_race(
+    facts: CallFacts,
     query: Array,
     key: Array,
     planes: Array,
     num_ensembles: int,
-    is_causal: bool,
     chunk_size: int,
     implementation: Implementation | None,
-) -> Race:
-    """The static part of a call, after a check of the planes; arguments as of `race_attention`."""
-    _check_planes(planes, key, num_ensembles)
+) -> RaceCall:
+    """Checks the planes and returns the static facts of a call. The arguments are those of `race_attention`."""
+    check_int("num_ensembles", num_ensembles, 1)
     check_int("chunk_size", chunk_size, 1)
-    tables = jnp.shape(planes)[-3] // num_ensembles
-    chunk = min(chunk_size, key.shape[1]) if is_causal else None
-    route = dispatch.route(implementation, race_refusal(query, key, tables, jnp.shape(planes)[-2], chunk))
-    return Race(chunk, num_ensembles, route)
+    check_planes("planes", planes, ("tables", "bits"), facts, MAX_SOFT_BITS)
+    tables, bits = planes.shape[-3:-1]
+    if tables == 0 or tables % num_ensembles:
+        raise ValueError(f"num_ensembles is {num_ensembles}; it must divide the {tables} tables of the planes")
+    chunk = min(chunk_size, facts.num_keys) if facts.is_causal else None
+    refusal = race_refusal(query, key, tables // num_ensembles, bits, chunk)
+    return RaceCall(facts, tables // num_ensembles, bits, num_ensembles, chunk, dispatch.route(implementation, refusal))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _race(
-    static: Race,
+    call: RaceCall,
     query: Array,
     key: Array,
     value: Array,
@@ -104,64 +112,84 @@ def _race(
     key_mask: Array | None,
     eps: float | Array,
 ) -> BranchOutput:
-    key, value = checks.zero_masked_keys(key_mask, key, value)
-    numbers = jnp.asarray(beta, jnp.float32), jnp.asarray(eps, jnp.float32)
-    out, den = _attend(static, query, key, value, planes, *numbers, key_mask)
-    return BranchOutput(out, log_mass_of(den))
+    query, key, value = zero_masked(query, key, value, None, key_mask)
+    return race_branch(call, make_arrays(query, key, value, planes, beta, eps, key_mask))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(
-    static: Race,
+def make_arrays(
     query: Array,
     key: Array,
     value: Array,
     planes: Array,
-    beta: Array,
-    eps: Array,
+    beta: float | Array,
+    eps: float | Array,
     key_mask: Array | None,
-) -> tuple[Array, Array]:
-    """out (B, T, N, H), in the query's dtype, and Den (B, T, N)."""
-    return _attend_fwd(static, query, key, value, planes, beta, eps, key_mask)[0]
+) -> RaceArrays:
+    """Packs the arrays of a call, in which masked tokens are 0."""
+    return RaceArrays(
+        query, key, value, planes, jnp.asarray(beta, jnp.float32), jnp.asarray(eps, jnp.float32), key_mask
+    )
 
 
-def _attend_fwd(static, *arrays):
-    kernels, xla = (functools.partial(module.forward, layout_of(static)) for module in (race_kernels, race_xla))
-    out, den, state = dispatch.choose(static.route, kernels, xla, *arrays)
-    return (out, den), (arrays, state)
+def race_branch(call: RaceCall, arrays: RaceArrays) -> BranchOutput:
+    """Computes the low-rank branch."""
+    out, den = _attend(call, reverse_only(arrays), None)
+    return BranchOutput(out, race_xla.log_mass_of(den))
 
 
-def _attend_bwd(static, residuals, cotangents):
-    arrays, state = residuals
-    kernels, xla = (functools.partial(module.backward, layout_of(static)) for module in (race_kernels, race_xla))
-    return *dispatch.choose(static.route, kernels, xla, *arrays, state, *cotangents), None
+def can_fuse(call: RaceCall, kind: FusionKind, stop_gradient_mass: bool) -> bool:
+    """Returns whether `fused_race` takes the call, and saves memory traffic."""
+    if kind not in FUSED_KINDS or (kind == "convex" and not stop_gradient_mass):
+        return False
+    return call.num_ensembles == 1
+
+
+def fused_race(call: RaceCall, arrays: RaceArrays, sparse: Sparse) -> tuple[Array, Array]:
+    """Computes the fused output (B, T, N, H) and the low-rank log-mass (B, T, N).
+
+    Args:
+      call: Static facts, with the kind of fusion; `can_fuse` must hold.
+      arrays: Arrays of the low-rank branch.
+      sparse: Sparse branch, lambda and gates, (B, T, N, ...) each.
+    """
+    out, den = _attend(call, reverse_only(arrays), reverse_only(sparse))
+    return out, race_xla.log_mass_of(den)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(call: RaceCall, arrays: RaceArrays, sparse: Sparse | None) -> tuple[Array, Array]:
+    """Returns the output, in the dtype of the query, and DEN_SCALE times Den (B, T, N)."""
+    return _attend_fwd(call, arrays, sparse)[0]
+
+
+Residuals = tuple[RaceArrays, Sparse | None, Array, State]
+
+
+def _attend_fwd(
+    call: RaceCall, arrays: RaceArrays, sparse: Sparse | None
+) -> tuple[tuple[Array, Array], Residuals]:
+    forms = (functools.partial(form.forward, call) for form in (race_kernels, race_xla))
+    out, den, state = dispatch.choose(call.route, *forms, arrays, sparse)
+    return (out, den), (arrays, sparse, den, state)
+
+
+def _attend_bwd(
+    call: RaceCall, residuals: Residuals, cotangents: tuple[Array, Array]
+) -> tuple[RaceArrays, Sparse | None]:
+    arrays, sparse, den, state = residuals
+    d_out, d_den = first_order_only(cotangents)
+    forms = (functools.partial(form.backward, call) for form in (race_kernels, race_xla))
+    if sparse is None:
+        d_arrays, _ = dispatch.choose(call.route, *forms, arrays, state, d_out, d_den, None)
+        return d_arrays, None
+    weights, weights_vjp = jax.vjp(functools.partial(race_xla.fused_weights, call), sparse, den, arrays.eps)
+    d_weight = dot_rows(d_out, sparse.out)
+    # Only w_s depends on Den: see `can_fuse`.
+    d_den = d_den + weights_vjp((d_weight, jnp.zeros_like(d_weight)))[1]
+    d_arrays, d_low_rank = dispatch.choose(call.route, *forms, arrays, state, d_out, d_den, weights[1])
+    d_sparse, _, d_eps = weights_vjp((d_weight, d_low_rank))
+    d_sparse = d_sparse._replace(out=(weights[0][..., None] * d_out.astype(jnp.float32)).astype(sparse.out.dtype))
+    return d_arrays._replace(eps=d_arrays.eps + d_eps), d_sparse
 
 
 _attend.defvjp(_attend_fwd, _attend_bwd)
-
-
-def layout_of(static: Race) -> race_kernels.Layout:
-    """How `race_kernels` and `race_xla` lay it out."""
-    route = static.route
-    return race_kernels.Layout(static.causal_chunk, static.num_ensembles, route.target, route.arithmetic)
-
-
-def _check_planes(planes: Array, key: Array, num_ensembles: int) -> None:
-    check_int("num_ensembles", num_ensembles, 1)
-    num_kv_heads, head_dim = key.shape[2:]
-    shape = jnp.shape(planes)
-    shared = len(shape) == 3
-    if not (shared or (len(shape) == 4 and shape[0] == num_kv_heads)) or shape[-1] != head_dim:
-        raise ValueError(
-            f"planes has shape {shape}; it must be (tables, bits, {head_dim}), or ({num_kv_heads}, tables, bits, "
-            f"{head_dim}) with one set for each key/value head"
-        )
-    check_int("the number of bits of the planes", shape[-2], 1, MAX_SOFT_BITS)
-    if shape[-3] == 0 or shape[-3] % num_ensembles:
-        raise ValueError(f"num_ensembles is {num_ensembles}; it must divide the {shape[-3]} tables of the planes")
-
-
-def log_mass_of(den: Array) -> Array:
-    """log Den, -inf and without derivative where it is 0; elsewhere the derivative is at most 1 / TINY_MASS."""
-    bounded = jnp.log(jnp.maximum(den, TINY_MASS))
-    return jnp.where(den > 0, bounded + lax.stop_gradient(safe_log(den) - bounded), -jnp.inf)

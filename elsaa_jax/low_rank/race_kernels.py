@@ -1,162 +1,119 @@
-"""The low-rank branch by the RACE kernels of `pallas_kernels`, ensemble after ensemble."""
+"""RACE by the kernels of `pallas_kernels`, one ensemble after another. `race_xla` is the same in XLA."""
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
 from elsaa_jax.arrays.chunks import flatten, pad_axis
+from elsaa_jax.low_rank.call import RaceArrays, RaceCall, State
 from elsaa_jax.types import Array
 from pallas_kernels import race, race_backward
-from pallas_kernels.configs import Arithmetic, Settings, settings_of
-from pallas_kernels.fusion import FusedKind, Sparse
+from pallas_kernels.fusion import Sparse
 from pallas_kernels.race import Geometry, Inputs
-from pallas_kernels.soft_codes import Tables
+from pallas_kernels.soft_codes import DEN_SCALE, Tables
 
-# Tokens that one program sums over where attention is not causal and the chunk is no part of the algorithm.
+# Tokens that one program sums over in non-causal attention, where the chunk is no part of the algorithm.
 FULL_CHUNK = 512
 
 
-class Layout(NamedTuple):
-    """The static part of a call: chunk of the causal form or None, M, compute capability, arithmetic."""
+def forward(call: RaceCall, arrays: RaceArrays, sparse: Sparse | None) -> tuple[Array, Array, State]:
+    """Computes the output (B, T, N, H), in the dtype of the query, DEN_SCALE times Den (B, T, N), and the state.
 
-    causal_chunk: int | None
-    num_ensembles: int
-    target: int
-    arithmetic: Arithmetic
-
-    def settings(self, kernel: str, x: Array) -> Settings:
-        """The settings of a kernel for arrays like `x`."""
-        return settings_of(kernel, x.dtype.name, x.shape[-1], self.target)._replace(arithmetic=self.arithmetic)
-
-    def geometry(self, query: Array, key: Array, planes: Array, masked: bool) -> Geometry:
-        """The geometry of one ensemble."""
-        batch, num_queries, num_heads, _ = query.shape
-        tables = Tables(planes.shape[-3] // self.num_ensembles, planes.shape[-2])
-        causal = self.causal_chunk is not None
-        chunk = min(self.causal_chunk or FULL_CHUNK, key.shape[1] if causal else max(num_queries, key.shape[1]))
-        sizes = batch, num_queries, key.shape[1], num_heads, key.shape[2]
-        return Geometry(*sizes, tables, chunk, causal, masked, planes.ndim == 3)
-
-
-class State(NamedTuple):
-    """What queries read: bucket masses (*chunks, R, M, F) and bucket values (*chunks, R, M, F, H).
-
-    Where causal, of all chunks before each chunk with a query; else, without the axis of chunks, of all keys.
+    With a sparse branch of arrays (B, T, N, ...), the output is the fused one; there must be one ensemble then.
     """
-
-    mass: Array
-    values: Array
-
-
-def forward(
-    layout: Layout,
-    query: Array,
-    key: Array,
-    value: Array,
-    planes: Array,
-    beta: Array,
-    eps: Array,
-    key_mask: Array | None,
-    sparse: Sparse | None = None,
-    kind: FusedKind = "elsaa",
-) -> tuple[Array, Array, State]:
-    """out (B, T, N, H), in the query's dtype, Den (B, T, N) and the state; arguments as of `race_attention`.
-
-    With a sparse branch of arrays (B, T, N, ...), out is the fused output; there must be one ensemble then.
-    """
+    query = arrays.query
     if sparse is not None:
         sparse = Sparse(*(flatten(x) for x in sparse))
-    geometry = layout.geometry(query, key, planes, key_mask is not None)
-    dtype = query.dtype if layout.num_ensembles == 1 else jnp.float32
+    geometry = _geometry(call, arrays)
+    dtype = query.dtype if call.num_ensembles == 1 else jnp.float32
     outs, dens, states = [], [], []
-    for ensemble in range(layout.num_ensembles):
-        inputs = _inputs(geometry, ensemble, key, value, planes, beta, eps, key_mask)
-        sums = race.summary(inputs, geometry, layout.settings("race_summary", query))
+    for ensemble in range(call.num_ensembles):
+        inputs = _inputs(geometry, ensemble, arrays)
+        sums = race.summary(inputs, geometry, call.route.settings("race_summary", query))
         state = State(*(_before(x, geometry) for x in sums))
-        settings = layout.settings("race_readout", query)
+        settings = call.route.settings("race_readout", query)
+        kind = call.fusion or "elsaa"
         out, den = race.readout(inputs, flatten(query), *state, dtype, geometry, settings, sparse, kind)
         outs.append(out)
         dens.append(den)
         states.append(state)
     out, den = (_sum(x) / len(x) for x in (outs, dens))
-    return out.astype(query.dtype).reshape(query.shape), den.reshape(query.shape[:3]), _join(states, geometry, planes)
+    return out.astype(query.dtype).reshape(query.shape), den.reshape(query.shape[:3]), _join(states, call, geometry)
 
 
 def backward(
-    layout: Layout,
-    query: Array,
-    key: Array,
-    value: Array,
-    planes: Array,
-    beta: Array,
-    eps: Array,
-    key_mask: Array | None,
-    state: State,
-    d_out: Array,
-    d_den: Array,
-    out_weight: Array | None = None,
-) -> tuple[Array, ...]:
-    """d_query, d_key, d_value, d_planes, d_beta and d_eps, from the cotangents of out and Den.
+    call: RaceCall, arrays: RaceArrays, state: State, d_out: Array, d_den: Array, out_weight: Array | None
+) -> tuple[RaceArrays, Array | None]:
+    """Computes the derivatives of `forward` with respect to its arrays.
 
-    With `out_weight` (B, T, N), `d_out` is the cotangent of out_weight out, and d_out . out (B, T, N) comes last;
-    there must be one ensemble then.
+    Args:
+      call: Static facts.
+      arrays: Arrays of the call.
+      state: State that `forward` returned.
+      d_out: Cotangent of the output, or of out_weight times the output.
+      d_den: Cotangent of DEN_SCALE times Den.
+      out_weight: Weight of the output in a fusion, (B, T, N), or None. With it there must be one ensemble.
+
+    Returns:
+      The derivatives of the arrays, and d_out . out (B, T, N) if there is an `out_weight`.
     """
+    query = arrays.query
     weight = None if out_weight is None else out_weight.reshape(-1)
-    geometry = layout.geometry(query, key, planes, key_mask is not None)
-    d_out, d_den = flatten(d_out) / layout.num_ensembles, d_den.reshape(-1) / layout.num_ensembles
+    geometry = _geometry(call, arrays)
+    d_out, d_den = flatten(d_out) / call.num_ensembles, d_den.reshape(-1) / call.num_ensembles
     results = []
     for ensemble, part in enumerate(_split(state, geometry)):
-        inputs = _inputs(geometry, ensemble, key, value, planes, beta, eps, key_mask)
-        settings = layout.settings("race_backward_query", query)
+        inputs = _inputs(geometry, ensemble, arrays)
+        settings = call.route.settings("race_backward_query", query)
         of_query = race_backward.backward_query(inputs, flatten(query), *part, d_out, d_den, geometry, settings, weight)
         d_sums = _before_vjp(of_query.d_mass, geometry), _before_vjp(of_query.d_values, geometry)
-        settings = layout.settings("race_backward_key", query)
+        settings = call.route.settings("race_backward_key", query)
         rows = flatten(query), *d_sums, d_out, of_query.weight, of_query.d_den
         of_key = race_backward.backward_key(inputs, *rows, geometry, settings)
         d_planes = _sum_planes(of_query.d_planes, geometry) + _sum_planes(of_key.d_planes, geometry)
         d_beta = jnp.sum(of_query.d_beta) + jnp.sum(of_key.d_beta)
-        d_eps = jnp.sum(of_query.d_den - d_den)
+        d_eps = jnp.sum(of_query.d_den - d_den) * DEN_SCALE
         results.append((of_query.d_query, of_key.d_key, of_key.d_value, d_planes, d_beta, d_eps, of_query.d_weight))
-    d_query, d_key, d_value = (
-        _sum([r[i] for r in results]).reshape(x.shape) for i, x in enumerate((query, key, value))
-    )
-    d_planes = jnp.concatenate([r[3] for r in results], axis=-3).astype(planes.dtype)
-    derivatives = d_query, d_key, d_value, d_planes, _sum([r[4] for r in results]), _sum([r[5] for r in results])
-    return derivatives if out_weight is None else (*derivatives, results[0][6].reshape(out_weight.shape))
+    d_query, d_key, d_value = (_sum([r[i] for r in results]).reshape(x.shape) for i, x in enumerate(arrays[:3]))
+    d_planes = jnp.concatenate([r[3] for r in results], axis=-3).astype(arrays.planes.dtype)
+    d_beta, d_eps = (_sum([r[i] for r in results]) for i in (4, 5))
+    d_weight = None if out_weight is None else results[0][6].reshape(out_weight.shape)
+    return RaceArrays(d_query, d_key, d_value, d_planes, d_beta, d_eps, None), d_weight
 
 
-def _inputs(
-    geometry: Geometry,
-    ensemble: int,
-    key: Array,
-    value: Array,
-    planes: Array,
-    beta: Array,
-    eps: Array,
-    key_mask: Array | None,
-) -> Inputs:
+def _geometry(call: RaceCall, arrays: RaceArrays) -> Geometry:
+    """Returns the geometry of one ensemble."""
+    num_queries, num_keys, num_heads, num_kv_heads = call.facts[:4]
+    chunk = call.causal_chunk or min(FULL_CHUNK, max(num_queries, num_keys))
+    sizes = arrays.query.shape[0], num_queries, num_keys, num_heads, num_kv_heads
+    masked, shared_planes = arrays.key_mask is not None, arrays.planes.ndim == 3
+    tables = Tables(call.num_tables, call.num_bits)
+    return Geometry(*sizes, tables, chunk, call.facts.is_causal, masked, shared_planes)
+
+
+def _inputs(geometry: Geometry, ensemble: int, arrays: RaceArrays) -> Inputs:
     tables = geometry.tables
-    planes = planes.astype(jnp.float32).reshape(-1, *planes.shape[-3:])
+    planes = arrays.planes.astype(jnp.float32).reshape(-1, *arrays.planes.shape[-3:])
     planes = planes[:, ensemble * tables.num_tables : (ensemble + 1) * tables.num_tables]
     planes = planes.reshape(len(planes), -1, planes.shape[-1])
     planes = pad_axis(planes, 1, 0, tables.num_planes - planes.shape[1])
-    mask = jnp.zeros((1,), jnp.int8) if key_mask is None else key_mask.reshape(-1).astype(jnp.int8)
-    return Inputs(flatten(key), flatten(value), planes, jnp.stack([beta, eps]), mask)
+    mask = jnp.zeros((1,), jnp.int8) if arrays.key_mask is None else arrays.key_mask.reshape(-1).astype(jnp.int8)
+    numbers = jnp.stack([arrays.beta, arrays.eps * DEN_SCALE])
+    return Inputs(flatten(arrays.key), flatten(arrays.value), planes, numbers, mask)
 
 
 def _before(sums: Array, geometry: Geometry) -> Array:
-    """Sums of chunks (chunks, ...) -> of the chunks before each chunk with a query; not causal: (1, ...) of all."""
+    """Sums over the chunks before each chunk with a query; if not causal, over all chunks, (1, ...)."""
     if not geometry.is_causal:
         return jnp.sum(sums, axis=0, keepdims=True)
     return pad_axis(lax.associative_scan(jnp.add, sums), 0, 1, 0)[geometry.first_chunk : -1]
 
 
 def _before_vjp(d_before: Array, geometry: Geometry) -> Array:
-    """The transpose of `_before`: a chunk is read by the queries of all chunks after it."""
+    """Computes the transpose of `_before`: the queries of all later chunks read a chunk."""
     if not geometry.is_causal:
         return jnp.sum(d_before, axis=0, keepdims=True)
     after = lax.associative_scan(jnp.add, d_before, reverse=True)
@@ -165,16 +122,16 @@ def _before_vjp(d_before: Array, geometry: Geometry) -> Array:
     return jnp.concatenate([head, after], axis=0)
 
 
-def _join(states: list[State], geometry: Geometry, planes: Array) -> State:
-    """States of the ensembles, (chunks, R, F, ...) -> (*chunks, R, M, F, ...) without padding."""
-    features = geometry.tables.num_tables << planes.shape[-2]
+def _join(states: list[State], call: RaceCall, geometry: Geometry) -> State:
+    """Joins the states of the ensembles, (chunks, R, F, ...), to (*chunks, R, M, F, ...) without padding."""
+    features = call.num_tables << call.num_bits
     mass = jnp.stack([x.mass for x in states], axis=2)[:, :, :, :features]
     values = jnp.stack([x.values for x in states], axis=2)[:, :, :, :features]
     return State(mass, values) if geometry.is_causal else State(mass[0], values[0])
 
 
 def _split(state: State, geometry: Geometry) -> list[State]:
-    """The inverse of `_join`."""
+    """Undoes `_join`."""
     mass, values = state if geometry.is_causal else (state.mass[None], state.values[None])
     extra = geometry.tables.num_features - mass.shape[3]
     mass, values = pad_axis(mass, 3, 0, extra), pad_axis(values, 3, 0, extra)
@@ -182,7 +139,7 @@ def _split(state: State, geometry: Geometry) -> list[State]:
 
 
 def _sum_planes(d_planes: Array, geometry: Geometry) -> Array:
-    """Partial sums (chunks, R, planes, H) -> (L, P, H) or (K, L, P, H)."""
+    """Sums partial sums (chunks, R, planes, H) to (L, P, H) or (K, L, P, H)."""
     tables = geometry.tables
     d_planes = d_planes.reshape(-1, geometry.num_kv_heads, *d_planes.shape[2:]).sum(0)
     d_planes = d_planes[:, : tables.num_tables * tables.num_bits]

@@ -1,7 +1,8 @@
-"""The low-rank branch in XLA, the counterpart of `race_kernels`: chunk by chunk, soft codes never kept."""
+"""RACE in XLA, chunk by chunk; soft codes are never kept. `race_kernels` is the same by GPU kernels."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -22,52 +23,96 @@ from elsaa_jax.arrays.chunks import (
     to_head_rows,
     unfold,
 )
-from elsaa_jax.arrays.masses import dot_rows
+from elsaa_jax.arrays.masses import dot_rows, mix, safe_log
 from elsaa_jax.arrays.packing import pack
-from elsaa_jax.low_rank.race_kernels import Layout, State
+from elsaa_jax.arrays.weights import fusion_weights
+from elsaa_jax.low_rank.call import RaceArrays, RaceCall, State
 from elsaa_jax.types import Array
+from pallas_kernels.fusion import Sparse
+from pallas_kernels.soft_codes import CODE_SCALE, DEN_SCALE
 
-# Rows (tokens of all sequences and heads) that are summarised or read at a time, where attention is not causal, and
-# tokens of a part of them: parts are computed side by side, on all cores and in their caches.
+# Non-causal: rows (tokens of all sequences and heads) that are summarised or read at a time, and tokens of a part of
+# them. Parts are computed side by side, on all cores and in their caches.
 ROWS_AT_A_TIME, PART = 32_768, 1024
-# Where it is causal, tokens of the chunks that are summarised or read at a time.
+# Causal: tokens of the chunks that are summarised or read at a time.
 CAUSAL_TOKENS = 2048
+# Logarithm of the factor of all soft codes.
+LOG_SCALE = math.log(CODE_SCALE)
+# Below this, 1 / Den would overflow in the derivative of log Den. Den carries the factor DEN_SCALE.
+TINY_DEN = 1e-36
 
 
-def _weigh(out: Array, den: Array, *weight: Array) -> Array:
-    """What becomes of out: it is weighed, or left as it is."""
-    del den
-    return out * weight[0][..., None] if weight else out
+def forward(call: RaceCall, arrays: RaceArrays, sparse: Sparse | None) -> tuple[Array, Array, State]:
+    """Computes the output, DEN_SCALE times Den, and the state; see `race_kernels.forward`."""
+    state = _state(call, arrays.key, arrays.value, arrays.planes, arrays.beta, arrays.key_mask)
+    if sparse is None:
+        return *_readout(call, arrays, state, None, ()), state
+
+    def finish(out: Array, den: Array, *rows: Array) -> Array:
+        return mix(rows[0], out, fused_weights(call, Sparse(*rows), den, arrays.eps))
+
+    return *_readout(call, arrays, state, finish, sparse), state
 
 
-def forward(layout, query, key, value, planes, beta, eps, key_mask, finish=_weigh, rows=()):
-    """out, Den and what they were read from; `finish` and `rows` as of `_readout`."""
-    state = _state(layout, query.shape[1], key, value, planes, beta, key_mask)
-    return *_readout(layout, query, key, value, planes, beta, eps, key_mask, state, finish, rows), state
-
-
-def backward(layout, query, key, value, planes, beta, eps, key_mask, state, d_out, d_den, out_weight=None):
-    """The derivatives of `forward`; soft codes are computed again, chunk by chunk. See `race_kernels.backward`."""
+def backward(
+    call: RaceCall, arrays: RaceArrays, state: State, d_out: Array, d_den: Array, out_weight: Array | None
+) -> tuple[RaceArrays, Array | None]:
+    """Computes the derivatives of `forward`; see `race_kernels.backward`. Soft codes are computed again."""
     rows = () if out_weight is None else (out_weight,)
 
-    def readout(query, key, value, planes, beta, eps, state, rows):
-        return _readout(layout, query, key, value, planes, beta, eps, key_mask, state, _weigh, rows)
+    def readout(arrays: RaceArrays, state: State, rows: tuple[Array, ...]) -> tuple[Array, Array]:
+        arrays = arrays._replace(key_mask=key_mask)
+        return _readout(call, arrays, state, _weigh if rows else None, rows)
 
-    def summarise(key, value, planes, beta):
-        return _state(layout, query.shape[1], key, value, planes, beta, key_mask)
+    def summarise(key: Array, value: Array, planes: Array, beta: Array) -> State:
+        return _state(call, key, value, planes, beta, key_mask)
 
-    _, readout_vjp = jax.vjp(readout, query, key, value, planes, beta, eps, state, rows)
-    d_query, *of_readout, d_eps, d_state, d_rows = readout_vjp((d_out, d_den))
-    _, state_vjp = jax.vjp(summarise, key, value, planes, beta)
-    d_key, d_value, d_planes, d_beta = jax.tree.map(jnp.add, tuple(of_readout), state_vjp(d_state))
-    return d_query, d_key, d_value, d_planes, d_beta, d_eps, *d_rows
+    key_mask = arrays.key_mask
+    arrays = arrays._replace(key_mask=None)
+    _, readout_vjp = jax.vjp(readout, arrays, state, rows)
+    d_arrays, d_state, d_rows = readout_vjp((d_out, d_den))
+    _, state_vjp = jax.vjp(summarise, arrays.key, arrays.value, arrays.planes, arrays.beta)
+    of_readout = d_arrays.key, d_arrays.value, d_arrays.planes, d_arrays.beta
+    d_key, d_value, d_planes, d_beta = jax.tree.map(jnp.add, of_readout, state_vjp(d_state))
+    d_arrays = d_arrays._replace(key=d_key, value=d_value, planes=d_planes, beta=d_beta)
+    return d_arrays, d_rows[0] if d_rows else None
+
+
+def fused_weights(call: RaceCall, sparse: Sparse, den: Array, eps: Array) -> tuple[Array, Array]:
+    """Returns the weights of the sparse and of the low-rank output in the fused readout."""
+    masses, gates = (sparse.log_mass, log_mass_of(den)), (sparse.gate_sparse, sparse.gate_low_rank)
+    assert call.fusion is not None
+    return fusion_weights(masses, gates, sparse.lam, eps, call.fusion, call.stop_gradient_mass)
+
+
+def log_mass_of(den: Array) -> Array:
+    """Returns log Den; -inf and without derivative where it is 0, elsewhere with a derivative that does not overflow.
+
+    Args:
+      den: DEN_SCALE times Den.
+    """
+    bounded = jnp.log(jnp.maximum(den, TINY_DEN))
+    log_mass = bounded + lax.stop_gradient(safe_log(den) - bounded) - math.log(DEN_SCALE)
+    return jnp.where(den > 0, log_mass, -jnp.inf)
+
+
+def _weigh(out: Array, den: Array, weight: Array) -> Array:
+    """Multiplies the output by its weight in a fusion."""
+    del den
+    return out * weight[..., None]
 
 
 class Codes(NamedTuple):
-    """The soft codes of one call, as exponentials of products of matrices, which XLA fuses on a CPU (`packing`).
+    """The soft codes of one call, as exponentials of matrix products, which XLA fuses on a CPU (`arrays.packing`).
 
     A code prod_p sigmoid(2 v_p u_p), with u_p = beta tanh(w_p . x) and the signs v_p of its corner, is
-    exp(sum_p v_p u_p - sum_p log(2 cosh u_p)). Rows: Z = B * K * M, X = G * C tokens of a row, F = L * 2**P.
+    exp(sum_p v_p u_p - sum_p log(2 cosh u_p)). All codes carry the factor `soft_codes.CODE_SCALE` of the kernels.
+    Rows: Z = B * K * M, X = G * C tokens of a row, F = L * 2**P.
+
+    Attributes:
+      planes: Hash planes, (M*L, P, H) or (K, M*L, P, H).
+      beta: Sharpness of the soft codes.
+      num_ensembles: M.
     """
 
     planes: Array
@@ -76,68 +121,68 @@ class Codes(NamedTuple):
 
     @property
     def num_tables(self) -> int:
-        """L, the tables of one ensemble."""
+        """Tables of one ensemble, L."""
         return self.planes.shape[-3] // self.num_ensembles
 
     def rows(self, x: Array, num_kv_heads: int) -> Array:
-        """(B, C, K * G, H) -> (Z, X, H), float32."""
+        """Transposes (B, C, K * G, H) to (Z, X, H), float32."""
         x = to_head_rows(x, num_kv_heads).astype(jnp.float32)
         return x if self.num_ensembles == 1 else jnp.repeat(x, self.num_ensembles, axis=0)
 
     def of_queries(self, rows: Array) -> Array:
-        """(Z, X, H) -> (Z, X, F)."""
+        """Computes the codes (Z, X, F) of queries (Z, X, H)."""
         turns, norms = self._turns(_precisely("zxh,zph->zxp", rows, self._planes(len(rows))))
         turns, norms = (x.reshape(*rows.shape[:2], self.num_tables, -1) for x in (turns, norms))
-        return jnp.exp(_exponents(turns, norms)).reshape(*rows.shape[:2], -1)
+        return jnp.exp(_exponents(turns, norms) + LOG_SCALE).reshape(*rows.shape[:2], -1)
 
     def of_keys(self, rows: Array, valid: Array) -> Array:
-        """(Z, C, H) -> (Z, F, C), 0 for masked keys; `valid` is (B, C)."""
+        """Computes the codes (Z, F, C) of keys (Z, C, H), 0 for masked keys; `valid` is (B, C)."""
         turns, norms = self._turns(_precisely("zph,zxh->zpx", self._planes(len(rows)), rows))
         turns, norms = (x.reshape(len(rows) * self.num_tables, -1, rows.shape[1]) for x in (turns, norms))
         corners = _copies(_signs(self.planes.shape[-2]).T[None, None], len(turns))[0]
         exponents = _precisely("zcp,zpx->zcx", corners, turns) - norms.sum(1)[:, None, :]
-        codes = jnp.exp(exponents).reshape(len(rows), -1, rows.shape[1])
+        codes = jnp.exp(exponents + LOG_SCALE).reshape(len(rows), -1, rows.shape[1])
         return codes * jnp.repeat(valid.astype(jnp.float32), len(rows) // len(valid), axis=0)[:, None, :]
 
     def _planes(self, num_rows: int) -> Array:
-        """(Z, L * P, H)."""
+        """Returns the planes of each row, (Z, L * P, H)."""
         planes = self.planes.astype(jnp.float32).reshape(
             -1, self.num_tables * self.planes.shape[-2], self.planes.shape[-1]
         )
         return _copies(planes[None], num_rows // len(planes))[0]
 
     def _turns(self, dots: Array) -> tuple[Array, Array]:
-        """u and log(2 cosh u)."""
+        """Returns u and log(2 cosh u)."""
         turns = self.beta * jnp.tanh(dots)
         size = jnp.abs(turns)
         return turns, size + jnp.log1p(jnp.exp(-2 * size))
 
 
 def _bits(number: int) -> np.ndarray:
-    """(P, 2**P): the bits of each corner."""
+    """Returns the bits of each corner, (P, 2**P)."""
     return (np.arange(2**number)[None, :] >> np.arange(number)[:, None] & 1).astype(np.float32)
 
 
 def _signs(number: int) -> Array:
-    """(P, 2**P): the signs of each corner."""
+    """Returns the signs of each corner, (P, 2**P)."""
     return jnp.asarray(2 * _bits(number) - 1)
 
 
 @jax.custom_vjp
 def _exponents(turns: Array, norms: Array) -> Array:
-    """sum_p v_p u_p - log(2 cosh u_p) of all corners, (Z, X, L, P) -> (Z, X, L, 2**P).
+    """Computes sum_p v_p u_p - log(2 cosh u_p) for all corners, (Z, X, L, P) -> (Z, X, L, 2**P).
 
-    The derivative of the norms, a sum over all corners, is that over the corners with a bit and that over those
-    without it: by products, as XLA's sum takes longer than all the rest.
+    The derivative of the norms is a sum over all corners. It is computed as two matrix products, over the corners
+    with a bit and over those without it, because XLA's sum takes longer than all the rest.
     """
     return _precisely("zxlp,pc->zxlc", turns, _signs(turns.shape[-1])) - norms.sum(-1)[..., None]
 
 
-def _exponents_fwd(turns, norms):
+def _exponents_fwd(turns: Array, norms: Array) -> tuple[Array, int]:
     return _exponents(turns, norms), turns.shape[-1]
 
 
-def _exponents_bwd(number, d_exponents):
+def _exponents_bwd(number: int, d_exponents: Array) -> tuple[Array, Array]:
     bits = _bits(number)
     ones, zeros = (_precisely("zxlc,pc->zxlp", d_exponents, jnp.asarray(x)) for x in (bits, 1 - bits))
     return ones - zeros, -ones - zeros
@@ -147,30 +192,30 @@ _exponents.defvjp(_exponents_fwd, _exponents_bwd)
 
 
 def _copies(x: Array, number: int) -> Array:
-    """(A, C, ...) -> (A, number * C, ...), in memory.
+    """Repeats (A, C, ...) to (A, number * C, ...) in memory.
 
-    XLA of jaxlib 0.10 gets products wrong whose factor is a broadcast that it fuses; a reversal it does not fuse.
+    XLA of jaxlib 0.10 computes wrong products if a factor is a broadcast that it fuses. It does not fuse a reversal.
     """
     return lax.rev(jnp.tile(lax.rev(x, (1,)), (1, number, *(1 for _ in x.shape[2:]))), (1,))
 
 
 def _precisely(subscripts: str, x: Array, y: Array) -> Array:
-    """A product that ends up in an exponent."""
+    """Computes an einsum at the highest precision: the result goes into an exponent."""
     return jnp.einsum(subscripts, x, y, precision=lax.Precision.HIGHEST)
 
 
 @jax.custom_vjp
 def _divide(num: Array, den: Array) -> Array:
-    """num / den, of rows (..., H) and (..., 1)."""
+    """Divides rows (..., H) by (..., 1)."""
     return num / den
 
 
-def _divide_fwd(num, den):
+def _divide_fwd(num: Array, den: Array) -> tuple[Array, tuple[Array, Array]]:
     out = num / den
     return out, (out, den)
 
 
-def _divide_bwd(residuals, d_out):
+def _divide_bwd(residuals: tuple[Array, Array], d_out: Array) -> tuple[Array, Array]:
     out, den = residuals
     return d_out / den, -dot_rows(d_out, out)[..., None] / den
 
@@ -179,7 +224,7 @@ _divide.defvjp(_divide_fwd, _divide_bwd)
 
 
 def _summary(codes: Codes, key: Array, value: Array, valid: Array) -> tuple[Array, Array]:
-    """Bucket masses (R, M, F) and bucket values (R, M, F, H) of a chunk of keys."""
+    """Sums a chunk of keys into bucket masses (R, M, F) and bucket values (R, M, F, H)."""
     keys, values = (codes.rows(x, key.shape[2]) for x in (key, value))
     key_codes = codes.of_keys(keys, valid)
     values, mass = pack(jnp.einsum("zfc,zch->zfh", key_codes, values), key_codes.sum(-1))
@@ -187,16 +232,23 @@ def _summary(codes: Codes, key: Array, value: Array, valid: Array) -> tuple[Arra
     return mass.reshape(values.shape[:3]), values
 
 
-def _read(codes: Codes, query: Array, num_kv_heads: int, state: State, eps: Array, own=None) -> tuple[Array, Array]:
-    """out (B, C, N, H) and Den (B, C, N) of queries that see a state, and what lies before them in their own chunk.
+def _read(
+    codes: Codes,
+    query: Array,
+    num_kv_heads: int,
+    state: State,
+    eps: Array,
+    own: tuple[Array, Array, Array] | None = None,
+) -> tuple[Array, Array]:
+    """Computes the output (B, C, N, H) and DEN_SCALE times Den (B, C, N) of a chunk of queries.
 
     Args:
-      codes: of the call.
-      query: a chunk.
+      codes: Soft codes of the call.
+      query: Chunk of queries, (B, C, N, H).
       num_kv_heads: K.
-      state: mass (R, M, F) and values (R, M, F, H).
-      eps: floor of the denominator.
-      own: key, value and valid of the chunk that the queries stand in.
+      state: Bucket sums that all queries of the chunk read, (R, M, F) and (R, M, F, H).
+      eps: Floor of the denominator.
+      own: Key, value and validity of the chunk that holds the queries, which read its past; or None.
     """
     mass, values = (x.reshape(-1, *x.shape[2:]) for x in state)
     query_codes = codes.of_queries(codes.rows(query, num_kv_heads))
@@ -210,88 +262,90 @@ def _read(codes: Codes, query: Array, num_kv_heads: int, state: State, eps: Arra
         num, den = num + jnp.einsum("zxs,zsh->zxh", kernel, value_rows), den + kernel.sum(-1)
     num, den = (x.reshape(-1, codes.num_ensembles, *x.shape[1:]) / codes.num_tables for x in pack(num, den))
     # A row without keys has Num = Den = 0, and with eps = 0 nothing to divide by.
-    out = jnp.mean(_divide(num, jnp.where(den > 0, den + eps, 1.0)), axis=1)
+    out = jnp.mean(_divide(num, jnp.where(den > 0, den + eps * DEN_SCALE, 1.0)), axis=1)
     length = query.shape[1]
     return from_head_rows(out, num_kv_heads, length), from_head_rows(den[..., 0].mean(1), num_kv_heads, length)
 
 
 def _state(
-    layout: Layout, num_queries: int, key: Array, value: Array, planes: Array, beta: Array, key_mask: Array | None
+    call: RaceCall, key: Array, value: Array, planes: Array, beta: Array, key_mask: Array | None
 ) -> State:
-    """What queries read: the summary of all keys, or those of the chunks before each chunk with a query."""
-    codes = Codes(planes, beta, layout.num_ensembles)
+    """Computes the bucket sums that queries read."""
+    codes = Codes(planes, beta, call.num_ensembles)
     batch, num_keys = key.shape[:2]
-    parts, size = _parts(key) if layout.causal_chunk is None else (1, layout.causal_chunk)
+    parts, size = _parts(key) if call.causal_chunk is None else (1, call.causal_chunk)
     chunks = [split_chunks(x, size) for x in (key, value, _valid(key, key_mask))]
-    if layout.causal_chunk is not None:
+    if call.causal_chunk is not None:
         # Alg. 3: a prefix sum of chunk summaries.
         num_chunks = len(chunks[0])
         number = largest_divisor(num_chunks, CAUSAL_TOKENS // size)
 
-        def summarise(some):
+        def summarise(some: list[Array]) -> list[Array]:
             return [x.reshape(number, -1, *x.shape[1:]) for x in _summary(codes, *unfold(some, number * batch))]
 
         summaries = [
             x.reshape(num_chunks, *x.shape[2:]) for x in lax.map(jax.checkpoint(summarise), fold(chunks, number))
         ]
         upto = lax.associative_scan(lambda a, b: jax.tree.map(jnp.add, a, b), summaries)
-        first = (num_keys - num_queries) // size
+        first = (num_keys - call.facts.num_queries) // size
         return State(*(pad_axis(x, 0, 1, 0)[first:-1] for x in upto))
 
-    def add(total, chunk):
+    def add(total: list[Array], chunk: list[Array]) -> tuple[list[Array], None]:
         sums = (
             x.reshape(batch, parts, -1, *x.shape[1:]).sum(1) for x in _summary(codes, *unfold(chunk, batch * parts))
         )
         return [a + b.reshape(a.shape) for a, b in zip(total, sums, strict=True)], None
 
-    buckets = batch * key.shape[2], layout.num_ensembles, codes.num_tables * 2 ** planes.shape[-2]
+    buckets = batch * key.shape[2], call.num_ensembles, codes.num_tables * 2 ** planes.shape[-2]
     zeros = [jnp.zeros(buckets, jnp.float32), jnp.zeros((*buckets, key.shape[3]), jnp.float32)]
     return State(*lax.scan(jax.checkpoint(add), zeros, chunks)[0])
 
 
 def _readout(
-    layout: Layout,
-    query: Array,
-    key: Array,
-    value: Array,
-    planes: Array,
-    beta: Array,
-    eps: Array,
-    key_mask: Array | None,
+    call: RaceCall,
+    arrays: RaceArrays,
     state: State,
-    finish: Callable[..., Array],
+    finish: Callable[..., Array] | None,
     rows: Sequence[Array],
 ) -> tuple[Array, Array]:
-    """out and Den from the state and, where causal, from each query's own chunk.
+    """Computes the output and DEN_SCALE times Den from the state and, if causal, from each query's own chunk.
 
-    `finish(out, Den, *rows)` gives what becomes of out, chunk by chunk; `rows` are (B, T, N, ...).
+    Args:
+      call: Static facts.
+      arrays: Arrays of the call.
+      state: Bucket sums.
+      finish: Function that turns a chunk of the output, its Den and chunks of `rows` into the final output; or None.
+      rows: Further arrays (B, T, N, ...).
     """
-    codes = Codes(planes, beta, layout.num_ensembles)
+    query, key, value, planes, beta, eps, key_mask = arrays
+    codes = Codes(planes, beta, call.num_ensembles)
     batch, num_queries = query.shape[:2]
     num_keys, num_kv_heads = key.shape[1:3]
-    if layout.causal_chunk is None:
+    if call.causal_chunk is None:
         # Alg. 2. Chunks bound the memory: none of the soft codes outlives its own.
         (parts, size), start = _parts(query), 0
         of_parts = State(*(_copies(x.reshape(batch, -1, *x.shape[1:]), parts).reshape(-1, *x.shape[1:]) for x in state))
 
-        def read(chunk):
+        def read(chunk: list[Array]) -> tuple[Array, Array]:
             query, *rows = unfold(chunk, batch * parts)
             out, den = _read(codes, query, num_kv_heads, of_parts, eps)
-            return tuple(x.reshape(batch, size, *x.shape[2:]) for x in (finish(out, den, *rows), den))
+            out = out if finish is None else finish(out, den, *rows)
+            return out.reshape(batch, size, *out.shape[2:]), den.reshape(batch, size, *den.shape[2:])
 
         out, den = lax.map(jax.checkpoint(read), [split_chunks(x, size) for x in (query, *rows)])
     else:
-        size = layout.causal_chunk
+        size = call.causal_chunk
         first, start = divmod(num_keys - num_queries, size)
         keys = (split_chunks(x, size)[first:] for x in (key, value, _valid(key, key_mask)))
         tokens = split_chunks(query, size, start), *keys, *(split_chunks(x, size, start) for x in rows)
         number = largest_divisor(len(tokens[0]), CAUSAL_TOKENS // size)
 
-        def read_causally(some):
+        def read_causally(some: tuple[list[Array], State]) -> tuple[Array, Array]:
             tokens, before = some
             query, key, value, valid, *rows = unfold(tokens, number * batch)
             out, den = _read(codes, query, num_kv_heads, before, eps, (key, value, valid))
-            return tuple(x.reshape(number, batch, *x.shape[1:]) for x in (finish(out, den, *rows), den))
+            out = out if finish is None else finish(out, den, *rows)
+            return out.reshape(number, batch, *out.shape[1:]), den.reshape(number, batch, *den.shape[1:])
 
         parts = lax.map(jax.checkpoint(read_causally), (fold(tokens, number), State(*fold(state, number))))
         out, den = (x.reshape(-1, *x.shape[2:]) for x in parts)
@@ -300,7 +354,7 @@ def _readout(
 
 
 def _parts(x: Array) -> tuple[int, int]:
-    """Into how many parts a chunk of tokens (B, T, heads, H) is split, and tokens of a chunk."""
+    """Returns the number of parts of a chunk of tokens (B, T, heads, H), and the number of its tokens."""
     batch, length, heads = x.shape[:3]
     at_a_time = max(1, ROWS_AT_A_TIME // (batch * heads))
     number = -(-min(length, at_a_time) // PART)

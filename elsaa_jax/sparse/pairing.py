@@ -1,8 +1,8 @@
-"""Which query of the sparse branch meets which block of keys: from orders of tokens to a tile plan.
+"""Pairs sorted queries with blocks of sorted keys, and groups them into the tiles of a plan.
 
-All of it is integers. A level is a set of segments, each a set of keys that queries of the same
-segment may see: the whole sequence where attention is not causal; at half-length m of the causal
-split, the first half of each window of 2m tokens for the queries of its second half.
+All numbers are integers. A level is a set of segments. Each segment is a set of keys that its queries may see: the
+whole sequence in non-causal attention; at half-length m of the causal split, the first half of a window of 2m tokens,
+seen by the queries of its second half.
 """
 
 from __future__ import annotations
@@ -11,34 +11,37 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from elsaa_jax.sparse.orders import take_along
+from elsaa_jax.sparse.orders import Slots, take_along
 from elsaa_jax.types import Array, TilePlan
 
-INT32_MAX = 2**31 - 1
+# Queries of a tile: small tiles waste little, large ones run faster.
+TILE_SIZE = 64
 
 
 class PlanShape(NamedTuple):
-    """The static numbers of a plan.
+    """Static sizes of a plan.
 
     Attributes:
-      block_size: keys of a block.
-      tile_size: queries of a tile.
-      num_neighbors: further blocks on each side.
-      max_blocks: blocks of a level, at most.
-      max_queries: queries of a level that read one key/value head, at most.
+      block_size: Keys of a block.
+      num_neighbors: Further blocks on each side of a query's own.
+      max_blocks: Largest number of blocks of a level.
+      max_queries: Largest number of queries of a level that read one key/value head.
     """
 
     block_size: int
-    tile_size: int
     num_neighbors: int
     max_blocks: int
     max_queries: int
 
     @property
+    def tile_size(self) -> int:
+        """Queries of a tile."""
+        return min(TILE_SIZE, self.max_queries)
+
+    @property
     def max_tiles(self) -> int:
-        """Tiles of one key/value head at most: each block in use has at most one that is not full."""
+        """Largest number of tiles of one key/value head: each block in use has at most one that is not full."""
         used = min(self.max_blocks, self.max_queries)
         return (self.max_queries + used * (self.tile_size - 1)) // self.tile_size
 
@@ -47,15 +50,17 @@ class Level(NamedTuple):
     """Queries and keys of one level, both sorted.
 
     Attributes:
-      rows: (B, K, Q), rows of the queries that read one key/value head, sorted by block.
-      blocks: (B, K, Q), the block of each query.
-      keys: (B, K, S), tokens sorted within segments.
-      counts: (B, segments), keys of each segment that are not masked: its first ones.
-      stride: places from one segment to the next.
-      blocks_per_segment: blocks that hold the keys of a segment.
+      queries: Sort slots of the queries in the order of their blocks, (B, X, Q).
+      valid: Whether each of them takes part; broadcasts to (B, X, Q).
+      blocks: Block of each query; broadcasts to (B, X, Q).
+      keys: Tokens sorted within segments, (B, K, S).
+      counts: Keys of each segment that are not masked, (B, segments). They come first in their segment.
+      stride: Places from one segment to the next.
+      blocks_per_segment: Blocks that hold the keys of a segment.
     """
 
-    rows: Array
+    queries: Array
+    valid: Array
     blocks: Array
     keys: Array
     counts: Array
@@ -63,49 +68,19 @@ class Level(NamedTuple):
     blocks_per_segment: int | Array
 
 
-def block_plan(queries: Array, keys: Array, counts: Array, shape: PlanShape) -> TilePlan:
-    """Rank pairing where queries and keys are equally many: sorted queries meet sorted keys.
+def tile_plan(level: Level, slots: Slots, shape: PlanShape) -> TilePlan:
+    """Returns the plan of one level, for any pairing.
 
-    Alg. 4 of the paper: tile i of the sorted queries attends to block i of the sorted keys.
-
-    Args:
-      queries: (B, N, n), sorted tokens.
-      keys: (B, K, n), sorted tokens.
-      counts: (B,), how many of either are not masked: the first ones.
-      shape: of the plan.
-    """
-    batch, num_kv_heads, length = keys.shape
-    size, num_blocks = shape.block_size, shape.max_blocks
-
-    def rows(tokens: Array) -> Array:
-        no_row = batch * length * tokens.shape[1]
-        valid = jnp.arange(length, dtype=jnp.int32)[None, None, :] < counts[:, None, None]
-        rows = jnp.where(valid, flat_rows(tokens, length), no_row)
-        return jnp.pad(rows, [(0, 0), (0, 0), (0, num_blocks * size - length)], constant_values=no_row)
-
-    query_rows = rows(queries).reshape(batch, num_kv_heads, -1, num_blocks, size)
-    query_rows = query_rows.swapaxes(2, 3).reshape(1, batch * num_kv_heads * num_blocks, -1)
-    key_rows = rows(keys).reshape(1, -1, size)
-    if not shape.num_neighbors:
-        return TilePlan(query_rows, key_rows, None)
-    blocks = _neighbors(jnp.arange(num_blocks, dtype=jnp.int32)[None, None], num_blocks, num_blocks, shape)
-    blocks = _global_blocks(jnp.broadcast_to(blocks, (batch, num_kv_heads, *blocks.shape[2:])), num_blocks)
-    return TilePlan(query_rows, key_rows, blocks[None])
-
-
-def tile_plan(level: Level, no_row: int, shape: PlanShape) -> TilePlan:
-    """One level of any pairing, by tiles of fixed size.
-
-    Each query has its own block; the queries of all heads that read one key/value head are grouped
-    by block into tiles, as expert layers group tokens, and a tile attends to its block.
+    Each query has its own block. The queries of all heads that read one key/value head are grouped by block into
+    tiles of fixed size, as expert layers group tokens, and a tile attends to its block.
 
     Args:
-      level: who meets whom.
-      no_row: the row that is none, of a query.
-      shape: of the plan.
+      level: Queries with their blocks, and keys.
+      slots: Sort slots of the queries.
+      shape: Static sizes.
 
     Returns:
-      query_rows (B*K*max_tiles, t), key_rows (B*K*max_blocks, s), blocks (B*K*max_tiles, w).
+      query_rows (B*K*max_tiles, t), key_rows (B*K*max_blocks, s) and blocks (B*K*max_tiles, w).
     """
     batch, num_kv_heads, num_keys = level.keys.shape
     block = jnp.arange(shape.max_blocks, dtype=jnp.int32)
@@ -117,76 +92,75 @@ def tile_plan(level: Level, no_row: int, shape: PlanShape) -> TilePlan:
     key_rows = flat_rows(take_along(level.keys, place), num_keys).reshape(batch, num_kv_heads, *valid.shape[2:])
     key_rows = jnp.where(valid, key_rows, batch * num_keys * num_kv_heads)
 
-    query_rows, tile_blocks = _group(level.blocks, level.rows, no_row, shape)
-    tile_blocks = _neighbors(tile_blocks, level.blocks_per_segment, shape.max_blocks, shape)
+    query_rows, tile_blocks = _group(level, slots, shape)
+    tile_blocks = with_neighbors(tile_blocks, level.blocks_per_segment, shape.max_blocks, shape)
     return TilePlan(
         query_rows.reshape(-1, shape.tile_size),
         key_rows.reshape(-1, shape.block_size),
-        _global_blocks(tile_blocks, shape.max_blocks),
+        global_blocks(tile_blocks, shape.max_blocks),
     )
 
 
-def place_by_rank(r: Array, num_queries: Array, num_keys: Array, bound: int) -> Array:
-    """The query of rank r of n_q meets key floor(r * n_k / n_q) (Alg. 4 where the counts are equal).
+def place_by_rank(r: Array, num_queries: Array, num_keys: Array) -> Array:
+    """Returns the key that the query of rank r of n_q meets, floor(r * n_k / n_q) (Alg. 4 for equal counts).
 
     Args:
-      r: the rank of a query in its segment; beyond n_q where it is masked.
-      num_queries: n_q of its segment.
-      num_keys: n_k of its segment.
-      bound: static, of all of them.
+      r: Rank of a query in its segment; n_q or more for a masked query.
+      num_queries: Queries of its segment, n_q.
+      num_keys: Keys of its segment, n_k.
     """
-    return floor_ratio(jnp.clip(r, 0, jnp.maximum(num_queries - 1, 0)), num_keys, num_queries, bound)
+    return floor_ratio(jnp.clip(r, 0, jnp.maximum(num_queries - 1, 0)), num_keys, jnp.maximum(num_queries, 1))
 
 
-def place_in_bucket(lo: Array, hi: Array, fraction: Array, num_keys: Array) -> Array:
-    """Each query finds its place from its own code and the keys alone: strictly causal.
+def place_in_bucket(lo: Array, hi: Array, index: Array, length: Array, num_keys: Array) -> Array:
+    """Returns the key that a query meets, from its own code and the keys only: strictly causal.
 
-    Among the n sorted keys its bucket is [lo, hi): min(lo + floor((hi - lo) * fraction), n - 1).
-    It grows with code and position, so that queries sorted by these are sorted by their places.
+    The place is min(lo + floor((hi - lo) * (2 i + 1) / (2 m)), n - 1). It grows with code and position, so queries
+    sorted by these are sorted by their places.
+
+    Args:
+      lo: First key of the query's bucket among the n sorted keys.
+      hi: First key after the bucket.
+      index: Position i of the query among the m that share the keys.
+      length: m.
+      num_keys: n.
     """
-    spread = jnp.floor((hi - lo).astype(jnp.float32) * fraction).astype(jnp.int32)
+    spread = floor_ratio(2 * index + 1, hi - lo, 2 * length)
     return jnp.clip(lo + spread, 0, jnp.maximum(num_keys - 1, 0))
 
 
+def floor_ratio(r: Array, numerator: Array, denominator: Array) -> Array:
+    """Returns floor(r * numerator / denominator), exact for 0 <= r < denominator <= 2**25 and numerator <= 2**24.
+
+    A float32 quotient is off by a few units at most. The remainder that it leaves is small, so int32 arithmetic gives
+    it exactly although the products overflow, and the remainder corrects the quotient.
+    """
+    product = r.astype(jnp.float32) * numerator.astype(jnp.float32)
+    estimate = (product / denominator.astype(jnp.float32)).astype(jnp.int32)
+    return estimate + (r * numerator - estimate * denominator) // denominator
+
+
 def flat_rows(positions: Array, length: int) -> Array:
-    """Positions (B, heads, tokens) -> rows of the flattened (B*length*heads, H)."""
+    """Turns positions (B, heads, tokens) into rows of the flattened array (B*length*heads, H)."""
     batch, heads, _ = positions.shape
     b = jnp.arange(batch, dtype=jnp.int32)[:, None, None]
     return (b * length + positions) * heads + jnp.arange(heads, dtype=jnp.int32)[None, :, None]
 
 
-def floor_ratio(r: Array, numerator: Array, denominator: Array, bound: int) -> Array:
-    """floor(r * numerator / denominator), exact in int32 for 0 <= r < denominator.
-
-    Args:
-      r: at most `bound`, as are the others.
-      numerator: of the same shape.
-      denominator: of the same shape.
-      bound: static; where bound**2 does not fit, the division is done bit by bit.
-    """
-    denominator = jnp.maximum(denominator, 1)
-    if bound * bound <= INT32_MAX:
-        return r * numerator // denominator
-    whole, part = numerator // denominator, numerator % denominator
-
-    def double(i, state):
-        quotient, remainder = state
-        bit = (r >> (bound.bit_length() - 1 - i)) & 1
-        remainder = 2 * remainder + bit * part
-        carry = remainder // denominator
-        return 2 * quotient + carry, remainder - carry * denominator
-
-    zeros = jnp.zeros_like(r)
-    return r * whole + lax.fori_loop(0, bound.bit_length(), double, (zeros, zeros))[0]
-
-
-def _group(blocks: Array, rows: Array, no_row: int, shape: PlanShape) -> tuple[Array, Array]:
-    """Queries sorted by block, (B, K, Q) -> tiles (B, K, A, t) of rows, and the block (B, K, A) of each."""
+def _group(level: Level, slots: Slots, shape: PlanShape) -> tuple[Array, Array]:
+    """Groups queries that are sorted by block into tiles (B, K, A, t) of rows; also returns the block of each tile."""
+    batch, _, length = level.queries.shape
+    padding, size = batch * slots.num_queries * slots.num_heads, shape.tile_size
+    rows = flat_rows(level.queries // slots.each, slots.num_queries) * slots.each + level.queries % slots.each
+    rows = jnp.where(level.valid, rows, padding)
+    blocks = jnp.broadcast_to(level.blocks, rows.shape)
+    if not slots.together:  # The heads of a group are interleaved: their blocks are the same.
+        grouped = (batch, slots.num_kv_heads, -1, length)
+        rows, blocks = (x.reshape(grouped).swapaxes(2, 3).reshape(*grouped[:2], -1) for x in (rows, blocks))
     edges = jnp.arange(shape.max_blocks + 1, dtype=jnp.int32)
     tiles = jnp.arange(shape.max_tiles, dtype=jnp.int32)
-    size = shape.tile_size
 
-    def one_head(blocks, rows):
+    def one_head(blocks: Array, rows: Array) -> tuple[Array, Array]:
         first = jnp.searchsorted(blocks, edges).astype(jnp.int32)
         count = first[1:] - first[:-1]
         num_tiles = (count + size - 1) // size
@@ -196,21 +170,21 @@ def _group(blocks: Array, rows: Array, no_row: int, shape: PlanShape) -> tuple[A
         slot = (tiles - ends[safe] + num_tiles[safe])[:, None] * size + jnp.arange(size, dtype=jnp.int32)[None, :]
         valid = (slot < count[safe][:, None]) & (block < shape.max_blocks)[:, None]
         slot = jnp.minimum(slot + first[safe][:, None], rows.shape[0] - 1)
-        return jnp.where(valid, rows[slot], no_row), block
+        return jnp.where(valid, rows[slot], padding), block
 
     return jax.vmap(jax.vmap(one_head))(blocks, rows)
 
 
-def _neighbors(blocks: Array, blocks_per_segment: int | Array, no_block: int, shape: PlanShape) -> Array:
-    """(B, K, A) -> (B, K, A, w): each block with its neighbours in the same segment."""
+def with_neighbors(blocks: Array, blocks_per_segment: int | Array, padding: int, shape: PlanShape) -> Array:
+    """Adds to each block (B, K, A) its neighbours in the same segment: (B, K, A, w)."""
     reach = jnp.arange(-shape.num_neighbors, shape.num_neighbors + 1, dtype=jnp.int32)
     near = blocks[..., None] + reach[None, None, None, :]
     same = near // blocks_per_segment == (blocks // blocks_per_segment)[..., None]
-    return jnp.where(same, near, no_block)
+    return jnp.where(same, near, padding)
 
 
-def _global_blocks(blocks: Array, num_blocks: int) -> Array:
-    """Blocks (B, K, A, w) of a head -> blocks (B*K*A, w) among those of all B * K heads."""
+def global_blocks(blocks: Array, num_blocks: int) -> Array:
+    """Renumbers the blocks (B, K, A, w) of each head among the blocks of all B * K heads: (B*K*A, w)."""
     batch, num_kv_heads, _, width = blocks.shape
     head = jnp.arange(batch * num_kv_heads, dtype=jnp.int32).reshape(batch, num_kv_heads, 1, 1)
     total = batch * num_kv_heads * num_blocks

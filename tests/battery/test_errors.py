@@ -195,7 +195,7 @@ def test_layers(fields, message):
     with pytest.raises(ValueError, match=message):
         elsaa_jax.ELSAA(**fields)
     with pytest.raises(ValueError, match=message):
-        elsaa_nnx.ELSAA(**fields, in_features=32, rngs=elsaa_nnx.nnx.Rngs(0))
+        elsaa_nnx.ELSAA(**fields, in_features=32, rngs=nnx.Rngs(0))
 
 
 @pytest.mark.parametrize("field", ["qk_attn_weights_einsum_cls", "attn_weights_value_einsum_cls"])

@@ -1,0 +1,67 @@
+"""Clear refusals of derivatives that the attentions do not have: forward mode and second derivatives.
+
+The attentions are differentiated by custom VJPs, which JAX's forward mode cannot use, and their backward passes are
+written for speed, not to be differentiated again.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import jax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+Tree = TypeVar("Tree")
+
+FORWARD_MODE = (
+    "the attentions of elsaa_jax have no forward-mode derivative (jax.jvp, jax.jacfwd, jax.linearize); use reverse "
+    "mode (jax.grad, jax.vjp, jax.jacrev), or the quadratic definitions in elsaa_jax.reference, which have both"
+)
+SECOND_DERIVATIVE = (
+    "the attentions of elsaa_jax have no second derivative (jax.hessian, jax.grad of jax.grad); use the quadratic "
+    "definitions in elsaa_jax.reference, which can be differentiated any number of times"
+)
+
+
+def reverse_only(tree: Tree) -> Tree:
+    """Returns the arrays unchanged; their forward-mode derivative raises a TypeError that says what to use."""
+    return jax.tree.map(lambda x: _reverse_only(x) if jax.numpy.issubdtype(x.dtype, jax.numpy.floating) else x, tree)
+
+
+def first_order_only(tree: Tree) -> Tree:
+    """Returns the arrays unchanged; differentiating them raises a TypeError that says what to use."""
+    return jax.tree.map(lambda x: _first_order(x) if jax.numpy.issubdtype(x.dtype, jax.numpy.floating) else x, tree)
+
+
+@jax.custom_jvp
+def _reverse_only(x: Any) -> Any:
+    return x
+
+
+@_reverse_only.defjvp
+def _reverse_only_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+    return primals[0], _tangent.bind(tangents[0])
+
+
+@jax.custom_jvp
+def _first_order(x: Any) -> Any:
+    return x
+
+
+@_first_order.defjvp
+def _first_order_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+    raise TypeError(SECOND_DERIVATIVE)
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise TypeError(FORWARD_MODE)
+
+
+# The identity on tangents. Reverse mode only transposes it; forward mode must evaluate or lower it, which raises.
+_tangent = Primitive("elsaa_reverse_mode_only")
+_tangent.def_abstract_eval(lambda x: x)
+_tangent.def_impl(_refuse)
+mlir.register_lowering(_tangent, _refuse)
+ad.deflinear2(_tangent, lambda cotangent, _: [cotangent])
+batching.primitive_batchers[_tangent] = lambda args, axes: (_tangent.bind(*args), axes[0])

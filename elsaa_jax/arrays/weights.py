@@ -1,0 +1,66 @@
+"""Weights of two parts of an output, from their log-masses: the multiplier (Eq. 5) and the kinds of fusion (Eq. 6).
+
+The functions take checked arrays of one shape, (B, T, N) in attention.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import lax
+
+from elsaa_jax.arrays.masses import safe_log, safe_max
+from elsaa_jax.types import Array, FusionKind
+
+# exp of at most this is finite in float32, and so is its square root of a derivative.
+MAX_EXPONENT = 80.0
+
+
+def multiplier(sparse_log_mass: Array, low_rank_log_mass: Array, lam: Array, eps: Array) -> Array:
+    """Returns m = d_sparse / (d_sparse + lam d_lr + eps), computed in log space; 0 where d_sparse is 0."""
+    low_rank, floor = low_rank_log_mass + safe_log(lam), safe_log(eps)
+    base = safe_max(lax.stop_gradient(jnp.maximum(low_rank, floor)))
+    # lam is a factor outside of the logarithm, so that its derivative at 0 is right.
+    rest = lam * _exp(low_rank_log_mass - base) + jnp.exp(floor - base)
+    rest = safe_log(rest) + base
+    present = ~jnp.isneginf(sparse_log_mass)
+    gap = jnp.where(present, rest - jnp.where(present, sparse_log_mass, 0.0), 0.0)
+    # 1 / (1 + exp(gap)); beyond MAX_EXPONENT the exponential overflows and its derivative is NaN.
+    inside = gap < MAX_EXPONENT
+    return jnp.where(present & inside, 1.0 / (1.0 + jnp.exp(jnp.minimum(gap, MAX_EXPONENT))), 0.0)
+
+
+def fusion_weights(
+    masses: tuple[Array, Array],
+    gates: tuple[Array, Array],
+    lam: Array,
+    eps: Array,
+    kind: FusionKind,
+    stop_gradient_mass: bool,
+) -> tuple[Array, Array]:
+    """Returns the weights of the sparse and of the low-rank output; `elsaa_jax.fuse` has the formulas.
+
+    Args:
+      masses: Log-masses of the sparse and the low-rank branch.
+      gates: Gates of the two branches.
+      lam: Lambda, the factor of the low-rank mass.
+      eps: Floor of the denominator, a scalar or an array of the same shape.
+      kind: Kind of fusion.
+      stop_gradient_mass: Whether the masses are constants to the gradient.
+    """
+    if stop_gradient_mass:
+        masses = lax.stop_gradient(masses)
+    if kind == "sum":
+        return gates
+    if kind == "lse":
+        scales = gates[0], gates[1] * lam
+        logs = [mass + safe_log(scale) for mass, scale in zip(masses, scales, strict=True)]
+        base = safe_max(lax.stop_gradient(jnp.maximum(*logs)))
+        sparse, low_rank = (scale * _exp(mass - base) for mass, scale in zip(masses, scales, strict=True))
+        total = jnp.where(sparse + low_rank > 0, sparse + low_rank, 1.0)
+        return sparse / total, low_rank / total
+    m = multiplier(*masses, lam, jnp.broadcast_to(eps, lam.shape))
+    return gates[0] * m, gates[1] * (1 - m if kind == "convex" else 1.0)
+
+
+def _exp(x: Array) -> Array:
+    return jnp.exp(jnp.minimum(x, MAX_EXPONENT))
