@@ -102,13 +102,21 @@ def kernels_of(lowered: Any) -> list[Kernel]:
     return found
 
 
-def run(kernel: Kernel, inputs: Sequence[np.ndarray]) -> Run:
-    """Runs a kernel on arrays, program after program; an output that is not written stays NaN or 0."""
+def text_of(kernel: Kernel) -> str:
+    """Returns the Triton IR of a kernel as text."""
+    return str(_parse(kernel))
+
+
+def _parse(kernel: Kernel) -> ir.Module:
     context = ir.Context()
     triton_library.dialect.register_dialect(context)
     context.load_all_available_dialects()
-    module = ir.Module.parse(kernel.code, context)
-    (function,) = module.body.operations
+    return ir.Module.parse(kernel.code, context)
+
+
+def run(kernel: Kernel, inputs: Sequence[np.ndarray]) -> Run:
+    """Runs a kernel on arrays, program after program; an output that is not written stays NaN or 0."""
+    (function,) = _parse(kernel).body.operations
     outputs = []
     for index, (shape, dtype) in enumerate(kernel.outputs):
         empty = np.full(shape, np.nan if np.issubdtype(dtype, np.floating) or dtype == ml_dtypes.bfloat16 else 0, dtype)
