@@ -1,15 +1,15 @@
-"""The one function that calls a kernel, and the operations that all kernels share: rows by index, dots, loops.
+"""The one function that calls a kernel, and the operations that all kernels share: rows by index, and dots.
 
 A row index at or past the end of an array is padding: reading it gives a fill value, writing it does nothing.
 
-Every array made inside a kernel has an explicit 32-bit dtype. With `JAX_ENABLE_X64=1`, JAX would otherwise make 64-bit
-arrays from Python numbers, and a dot of float32 with float64 does not compile.
+A kernel that makes an array from Python numbers alone must state its dtype. With `JAX_ENABLE_X64=1` such an array would
+otherwise have 64 bits, and a dot of float32 with float64 does not compile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,6 @@ Array: TypeAlias = jax.Array
 DType: TypeAlias = Any
 # A reference to an array in device memory. Pallas has no public type for it.
 Ref: TypeAlias = Any
-State = TypeVar("State")
 
 
 def call(
@@ -124,11 +123,6 @@ def dot_ones(x: Array, ones: Array, *, settings: Settings) -> Array:
 def ones_where(condition: Array) -> Array:
     """Returns float32 ones where the condition holds and zeros elsewhere."""
     return jnp.where(condition, np.float32(1.0), np.float32(0.0))
-
-
-def loop(count: int | Array, step: Callable[[Array, State], State], state: State) -> State:
-    """Applies `state = step(i, state)` for i from 0 to count - 1. The counter is int32, with x64 too."""
-    return lax.fori_loop(0, count, lambda index, state: step(index.astype(jnp.int32), state), state)
 
 
 def div(x: Array, number: int | Array) -> Array:

@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.configs import CompiledName, Settings, fit
 from pallas_kernels.fusion import FusedKind, Sparse, fused
-from pallas_kernels.launch import Array, DType, Ref, call, div, dot, loop, put, put_numbers, rem, take, take_numbers
+from pallas_kernels.launch import Array, DType, Ref, call, div, dot, put, put_numbers, rem, take, take_numbers
 from pallas_kernels.soft_codes import Codes, Hash, Tables, soft_codes
 
 
@@ -231,7 +232,7 @@ def _summary_kernel(*refs: Ref, geometry: Geometry, settings: Settings) -> None:
         return mass + jnp.sum(codes, axis=0), values
 
     zeros = jnp.zeros((features,), jnp.float32), jnp.zeros((features, head_dim), jnp.float32)
-    mass, values = loop(-(-geometry.chunk // size), step, zeros)
+    mass, values = lax.fori_loop(0, -(-geometry.chunk // size), step, zeros)
     mass_ref[chunk, row, :] = mass
     values_ref[chunk, row, :, :] = values
 
@@ -263,7 +264,7 @@ def _readout_kernel(*refs: Ref, geometry: Geometry, settings: Settings, kind: Fu
             value = take(inputs.value, key_rows).astype(jnp.float32)
             return den + jnp.sum(kernel, axis=1), num + dot(kernel, value, settings=settings)
 
-        den, num = loop(last_tile(tile, size, key_size, geometry.chunk), step, (den, num))
+        den, num = lax.fori_loop(0, last_tile(tile, size, key_size, geometry.chunk), step, (den, num))
     scale = 1.0 / geometry.tables.num_tables
     den, num = den * scale, num * scale
     # A query without keys has Num = Den = 0. Dividing by 1 then avoids 0 / 0 if eps is 0.

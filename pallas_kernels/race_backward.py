@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.configs import Settings, fit
@@ -24,7 +25,6 @@ from pallas_kernels.launch import (
     call,
     div,
     dot,
-    loop,
     ones_where,
     put,
     put_numbers,
@@ -183,7 +183,7 @@ def _query_kernel(*refs: Ref, geometry: Geometry, settings: Settings) -> None:
                 )
 
             end = last_tile(tile, size, key_size, geometry.chunk)
-            values, mass = loop(end, step, (values, mass))
+            values, mass = lax.fori_loop(0, end, step, (values, mass))
         den = jnp.sum(codes.codes * mass, axis=1) * scale
         there = den > 0
         weight = 1.0 / jnp.where(there, den + eps, 1.0)
@@ -206,7 +206,7 @@ def _query_kernel(*refs: Ref, geometry: Geometry, settings: Settings) -> None:
     features, head_dim = values_ref.shape[2:]
     planes = geometry.tables.num_planes, head_dim
     zeros = tuple(jnp.zeros(s, jnp.float32) for s in ((features,), (features, head_dim), planes, ()))
-    d_mass, d_values, d_planes, d_beta = loop(tiles * geometry.group, tile_step, zeros)
+    d_mass, d_values, d_planes, d_beta = lax.fori_loop(0, tiles * geometry.group, tile_step, zeros)
     results.d_mass[local_chunk, row, :] = d_mass
     results.d_values[local_chunk, row, :, :] = d_values
     results.d_planes[local_chunk, row, :, :] = d_planes
@@ -254,7 +254,7 @@ def _key_kernel(*refs: Ref, geometry: Geometry, settings: Settings) -> None:
                     d_value + dot(jnp.where(seen, kernel, 0.0), d_num, settings=settings),
                 )
 
-            d_codes, d_value = loop(later * geometry.group, step, (d_codes, d_value))
+            d_codes, d_value = lax.fori_loop(0, later * geometry.group, step, (d_codes, d_value))
         d_key, d_planes, d_beta = derive(codes, d_codes, hashed, geometry.tables, settings)
         put(results.d_key, rows, d_key)
         put(results.d_value, rows, d_value)
@@ -262,6 +262,6 @@ def _key_kernel(*refs: Ref, geometry: Geometry, settings: Settings) -> None:
 
     planes = geometry.tables.num_planes, inputs.key.shape[1]
     zeros = jnp.zeros(planes, jnp.float32), jnp.zeros((), jnp.float32)
-    d_planes, d_beta = loop(-(-geometry.chunk // size), tile_step, zeros)
+    d_planes, d_beta = lax.fori_loop(0, -(-geometry.chunk // size), tile_step, zeros)
     results.d_planes[chunk, row, :, :] = d_planes
     results.d_beta[chunk, row] = d_beta
