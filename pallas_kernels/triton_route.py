@@ -71,17 +71,17 @@ def forward(
 
 @triton.jit
 def _forward_kernel(
-    query_rows_ptr,
-    key_rows_ptr,
-    first_ptr,
-    end_ptr,
-    query_ptr,
-    key_ptr,
-    value_ptr,
-    start_out_ptr,
-    start_mass_ptr,
-    out_ptr,
-    mass_ptr,
+    query_rows_ptr: tl.tensor,
+    key_rows_ptr: tl.tensor,
+    first_ptr: tl.tensor,
+    end_ptr: tl.tensor,
+    query_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    start_out_ptr: tl.tensor,
+    start_mass_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    mass_ptr: tl.tensor,
     num_query_rows: tl.constexpr,
     num_key_rows: tl.constexpr,
     head_dim: tl.constexpr,
@@ -95,7 +95,7 @@ def _forward_kernel(
     num_heads: tl.constexpr,
     num_kv_heads: tl.constexpr,
     widens: tl.constexpr,
-):
+) -> None:
     tile = tl.program_id(0)
     columns = tl.arange(0, head_dim)[None, :]
     rows = tl.load(query_rows_ptr + tile * query_tile + tl.arange(0, query_tile))
@@ -138,7 +138,7 @@ def _forward_kernel(
 
 
 @triton.jit
-def _dot(x, y, widens: tl.constexpr):
+def _dot(x: tl.tensor, y: tl.tensor, widens: tl.constexpr) -> tl.tensor:
     # Triton's interpreter cannot multiply bfloat16, so it widens the factors to float32.
     if widens:
         x = x.to(tl.float32)
