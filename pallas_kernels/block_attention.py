@@ -1,71 +1,31 @@
-"""Attention of tiles of queries to blocks of keys, with the permutation inside.
+"""Attention of query tiles to key blocks. The kernels apply the sort permutation themselves.
 
-Rows of q, k and v are read through index arrays and results are stored through the same index, so
-that no sorted copy of q, k, v or out exists. Sums are float32, the softmax is online.
+The kernels read rows of q, k and v through index arrays and store results through the same index, so no sorted copy of
+q, k, v or out exists. Sums are float32 and the softmax is online.
 
-Who writes what. Within one call a query row stands in at most one tile and a key row in at most one
-block. The forward kernel and the one of d_query run one program for each tile, which owns its query
-rows; the kernel of d_key and d_value runs one program for each block, which owns its key rows and
-walks through the tiles that attend to it. So no two programs write one address, and there are no
-atomics. Calls that add to each other (the levels of a causal split) follow one another: each reads
-what the last one left in the rows it owns, and writes them back into the same memory.
+No two programs write the same address. Within one call a query row is in at most one tile and a key row in at most one
+block. The forward kernel and the d_query kernel run one program per tile, which owns the query rows of that tile. The
+kernel of d_key and d_value runs one program per block, which owns the key rows of that block and loops over the tiles
+that attend to it. So there are no atomics. Calls that add to each other (the levels of the causal split) run one after
+another: each call reads the sums that the previous call left in its rows and writes the new sums to the same memory.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.configs import Settings
-from pallas_kernels.launch import Array, DType, Ref, call, div, dot, put, put_numbers, rem, take, take_numbers
+from pallas_kernels.configs import KernelName, Settings
+from pallas_kernels.launch import Array, DType, Ref, call, dot, put, put_numbers, take, take_numbers
+from pallas_kernels.plan import Causal, Geometry, Plan
 
-
-class Plan(NamedTuple):
-    """Which queries attend to which keys, int32 all of it.
-
-    A row past the end of the queries or keys is no row.
-
-    Attributes:
-      query_rows: (A, t), rows of the queries (B*T*N, H) of each tile; t a power of two >= 16.
-      key_rows: (C, s), rows of the keys (B*S*K, H) of each block; s a power of two >= 16.
-      first_block, end_block: (A,), tile a attends to the blocks first_block <= c < end_block.
-      first_tile, end_tile: (C,), the tiles first_tile <= a < end_tile attend to block c, and no other with a query.
-    """
-
-    query_rows: Array
-    key_rows: Array
-    first_block: Array
-    end_block: Array
-    first_tile: Array
-    end_tile: Array
-
-
-class Causal(NamedTuple):
-    """Query i of T, at position S - T + i, sees keys up to its own position."""
-
-    num_queries: int  # T
-    num_keys: int  # S
-    num_heads: int  # N
-    num_kv_heads: int  # K
-
-    def last_row(self, rows: Array) -> Array:
-        """The last key row that each query row (b, i, n) sees: that of its own position and head."""
-        length, heads, kv_heads = self.num_queries, self.num_heads, self.num_kv_heads
-        batch, position, head = div(rows, length * heads), rem(div(rows, heads), length), rem(rows, heads)
-        position = position + (self.num_keys - length)
-        return (batch * self.num_keys + position) * kv_heads + div(head, heads // kv_heads)
-
-
-class Geometry(NamedTuple):
-    """The static part of a call."""
-
-    scale: float
-    causal: Causal | None  # None: a tile sees all of its blocks
+__all__ = ["Causal", "Geometry", "Plan", "backward_key", "backward_query", "forward"]
 
 
 def forward(
@@ -78,29 +38,36 @@ def forward(
     geometry: Geometry,
     settings: Settings,
 ) -> tuple[Array, Array]:
-    """out (B*T*N, H) and the log-sum-exp (B*T*N) of the logits, float32; 0 and -inf without keys.
+    """Computes the attention output and the log-sum-exp of the logits of every query row.
+
+    This function alone chooses the launcher: `settings.launcher` says whether the Pallas kernel of this module or the
+    Triton kernel of `triton_route` runs. Both give the same results.
 
     Args:
-      plan: who attends to whom.
-      query: (B*T*N, H).
-      key: (B*S*K, H).
-      value: (B*S*K, H).
-      start: out and log-sum-exp over other keys, which are merged in and whose memory is used
-        again. None: every query stands in a tile.
-      dtype: of out, and of that of `start`.
-      geometry: scale and causality.
-      settings: of the kernel "block_forward"; their launcher says whether it is this kernel or that of `triton_route`.
+      plan: Pairs of tiles and blocks that attend to each other.
+      query: Flattened queries, (B*T*N, H).
+      key: Flattened keys, (B*S*K, H).
+      value: Flattened values, (B*S*K, H).
+      start: Output and log-sum-exp over other keys. They are merged into the results, and their memory is reused.
+        None requires that the plan holds every query row.
+      dtype: Dtype of the output, and of the output in `start`.
+      geometry: Scale and causal mask.
+      settings: Settings of the kernel "block_forward".
+
+    Returns:
+      The output, (B*T*N, H), and the log-sum-exp, (B*T*N,) float32. A query without keys gets 0 and -inf.
     """
     if settings.launcher == "jax-triton":
+        # Imported here because the module needs triton, which is optional.
         from pallas_kernels import triton_route
 
         return triton_route.forward(plan, query, key, value, start, dtype, geometry, settings)
     kernel = functools.partial(_forward_kernel, geometry=geometry, settings=settings, merges=start is not None)
-    out = jax.ShapeDtypeStruct(query.shape, dtype)
-    log_mass = jax.ShapeDtypeStruct(query.shape[:1], jnp.float32)
+    shapes = jax.ShapeDtypeStruct(query.shape, dtype), jax.ShapeDtypeStruct(query.shape[:1], jnp.float32)
     arrays = [plan.query_rows, plan.key_rows, plan.first_block, plan.end_block, query, key, value]
     grid = (len(plan.query_rows),)
-    return _accumulate(kernel, "block_forward", settings, grid, (out, log_mass), arrays, start)
+    out, log_mass = _accumulate(kernel, "block_forward", settings, grid, shapes, arrays, start)
+    return out, log_mass
 
 
 def backward_query(
@@ -116,20 +83,25 @@ def backward_query(
     geometry: Geometry,
     settings: Settings,
 ) -> Array:
-    """d_query (B*T*N, H). With p = exp(logit - log_mass), d_logit = p (d_out . v - shift).
+    """Computes the gradient of the queries.
+
+    With p = exp(logit - log_mass), the gradient of a logit is p (d_out . value - shift).
 
     Args:
-      plan: as in `forward`.
-      query: as in `forward`.
-      key: as in `forward`.
-      value: as in `forward`.
-      log_mass: (B*T*N) over all keys that a query saw, in this call or another; +inf without keys.
-      d_out: (B*T*N, H).
-      shift: (B*T*N) float32, out . d_out - d_log_mass.
-      start: what is added to, and whose memory is used again. None: every query stands in a tile.
-      dtype: of d_query, and of `start`.
-      geometry: scale and causality.
-      settings: of the kernel "block_backward_query".
+      plan: Pairs of tiles and blocks that attend to each other.
+      query: Flattened queries, (B*T*N, H).
+      key: Flattened keys, (B*S*K, H).
+      value: Flattened values, (B*S*K, H).
+      log_mass: Log-sum-exp over all keys that a query saw, in this call or another, (B*T*N,); +inf without keys.
+      d_out: Gradient of the output, (B*T*N, H).
+      shift: out . d_out - d_log_mass, (B*T*N,) float32.
+      start: Gradient to add to, whose memory is reused. None requires that the plan holds every query row.
+      dtype: Dtype of the result, and of `start`.
+      geometry: Scale and causal mask.
+      settings: Settings of the kernel "block_backward_query".
+
+    Returns:
+      The gradient of the queries, (B*T*N, H).
     """
     kernel = functools.partial(_query_kernel, geometry=geometry, settings=settings, adds=start is not None)
     out = jax.ShapeDtypeStruct(query.shape, dtype)
@@ -137,8 +109,7 @@ def backward_query(
     arrays += [query, key, value, log_mass, d_out, shift]
     grid = (len(plan.query_rows),)
     starts = None if start is None else (start,)
-    name = "block_backward_query"
-    return _accumulate(kernel, name, settings, grid, (out,), arrays, starts)[0]
+    return _accumulate(kernel, "block_backward_query", settings, grid, (out,), arrays, starts)[0]
 
 
 def backward_key(
@@ -154,30 +125,57 @@ def backward_key(
     geometry: Geometry,
     settings: Settings,
 ) -> tuple[Array, Array]:
-    """d_key and d_value (B*S*K, H); arguments as of `backward_query`. None: every key stands in a block."""
+    """Computes the gradients of the keys and values.
+
+    Args:
+      plan: Pairs of tiles and blocks that attend to each other.
+      query: Flattened queries, (B*T*N, H).
+      key: Flattened keys, (B*S*K, H).
+      value: Flattened values, (B*S*K, H).
+      log_mass: Log-sum-exp over all keys that a query saw, in this call or another, (B*T*N,); +inf without keys.
+      d_out: Gradient of the output, (B*T*N, H).
+      shift: out . d_out - d_log_mass, (B*T*N,) float32.
+      start: Gradients to add to, whose memory is reused. None requires that the plan holds every key row.
+      dtype: Dtype of the results, and of `start`.
+      geometry: Scale and causal mask.
+      settings: Settings of the kernel "block_backward_key".
+
+    Returns:
+      The gradients of the keys and of the values, (B*S*K, H) each.
+    """
     kernel = functools.partial(_key_kernel, geometry=geometry, settings=settings, adds=start is not None)
     shapes = [jax.ShapeDtypeStruct(key.shape, dtype)] * 2
     arrays = [plan.query_rows, plan.key_rows, plan.first_tile, plan.end_tile]
     arrays += [query, key, value, log_mass, d_out, shift]
     grid = (len(plan.key_rows),)
-    return _accumulate(kernel, "block_backward_key", settings, grid, shapes, arrays, start)
+    d_key, d_value = _accumulate(kernel, "block_backward_key", settings, grid, shapes, arrays, start)
+    return d_key, d_value
 
 
-def _accumulate(kernel, name, settings, grid, out_shapes, arrays, start):
-    """A call whose outputs start as `start`, in its memory, where there is one."""
+def _accumulate(
+    kernel: Callable[..., None],
+    name: KernelName,
+    settings: Settings,
+    grid: tuple[int, ...],
+    out_shapes: Sequence[jax.ShapeDtypeStruct],
+    arrays: Sequence[Array],
+    start: tuple[Array, ...] | None,
+) -> tuple[Array, ...]:
+    """Calls a kernel whose outputs begin with the values of `start`, in the memory of `start`, if it is given."""
     start = start or ()
     aliases = {len(arrays) + i: i for i in range(len(start))}
     return tuple(call(kernel, name, settings, grid, out_shapes, [*arrays, *start], aliases=aliases))
 
 
 def _last_rows(geometry: Geometry, query_rows: Array, num_keys: int) -> Array:
-    """The last key row that each query of a tile may see; a key that is no row lies behind it."""
+    """Returns the last key row that each query of a tile may see. Padding keys lie behind it."""
     if geometry.causal is None:
         return jnp.full(query_rows.shape, num_keys - 1, jnp.int32)
     return jnp.minimum(geometry.causal.last_row(query_rows), num_keys - 1)
 
 
 def _forward_kernel(*refs: Ref, geometry: Geometry, settings: Settings, merges: bool) -> None:
+    """Attends one tile of queries to its blocks."""
     query_rows_ref, key_rows_ref, first_ref, end_ref, query_ref, key_ref, value_ref, *start, out_ref, mass_ref = refs
     tile = pl.program_id(0)
     rows = query_rows_ref[tile, :]
@@ -186,13 +184,13 @@ def _forward_kernel(*refs: Ref, geometry: Geometry, settings: Settings, merges: 
     if merges:
         out = take(start[0], rows).astype(jnp.float32)
         top = take_numbers(start[1], rows, -jnp.inf)
-        total = jnp.where(top == -jnp.inf, 0.0, 1.0)
+        total = jnp.where(top == -jnp.inf, np.float32(0.0), np.float32(1.0))
     else:
         out = jnp.zeros(query.shape, jnp.float32)
         top = jnp.full(rows.shape, -jnp.inf, jnp.float32)
         total = jnp.zeros(rows.shape, jnp.float32)
 
-    def step(block, state):
+    def step(block: Array, state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         out, top, total = state
         key_rows = key_rows_ref[block, :]
         logits = dot(query, take(key_ref, key_rows), settings=settings, transpose_y=True) * geometry.scale
@@ -211,6 +209,7 @@ def _forward_kernel(*refs: Ref, geometry: Geometry, settings: Settings, merges: 
 
 
 def _query_kernel(*refs: Ref, geometry: Geometry, settings: Settings, adds: bool) -> None:
+    """Computes the gradient of one tile of queries."""
     query_rows_ref, key_rows_ref, first_ref, end_ref, query_ref, key_ref, value_ref = refs[:7]
     mass_ref, d_out_ref, shift_ref, *start, d_query_ref = refs[7:]
     tile = pl.program_id(0)
@@ -219,7 +218,7 @@ def _query_kernel(*refs: Ref, geometry: Geometry, settings: Settings, adds: bool
     log_mass, shift = take_numbers(mass_ref, rows, jnp.inf), take_numbers(shift_ref, rows, 0.0)
     last_rows = _last_rows(geometry, rows, key_ref.shape[0])
 
-    def step(block, d_query):
+    def step(block: Array, d_query: Array) -> Array:
         key_rows = key_rows_ref[block, :]
         key = take(key_ref, key_rows)
         logits = dot(query, key, settings=settings, transpose_y=True) * geometry.scale
@@ -237,13 +236,14 @@ def _query_kernel(*refs: Ref, geometry: Geometry, settings: Settings, adds: bool
 
 
 def _key_kernel(*refs: Ref, geometry: Geometry, settings: Settings, adds: bool) -> None:
+    """Computes the gradients of one block of keys and values."""
     query_rows_ref, key_rows_ref, first_ref, end_ref, query_ref, key_ref, value_ref = refs[:7]
     mass_ref, d_out_ref, shift_ref, *start, d_key_ref, d_value_ref = refs[7:]
     block = pl.program_id(0)
     key_rows = key_rows_ref[block, :]
     key, value = take(key_ref, key_rows), take(value_ref, key_rows)
 
-    def step(tile, state):
+    def step(tile: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         d_key, d_value = state
         rows = query_rows_ref[tile, :]
         query, d_out = take(query_ref, rows), take(d_out_ref, rows)

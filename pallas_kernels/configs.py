@@ -1,7 +1,7 @@
-"""Tiles, warps and stages of every kernel, and what the kernels refuse.
+"""Tiles, warps and stages of every kernel, and the calls that the kernels refuse.
 
-The one table by kernel, dtype, head dimension and compute capability. Each entry compiles without
-spilled registers and with tensor cores: `python -m pallas_kernels.check --all` shows it.
+One table holds them, by kernel, dtype, head dimension and compute capability. Each entry compiles without spilled
+registers and with tensor cores; `python -m pallas_kernels.check --all` shows it.
 """
 
 from __future__ import annotations
@@ -11,35 +11,46 @@ import contextvars
 import functools
 import importlib.util
 from collections.abc import Iterator
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 
 MAX_ELEMENTS = 2**31 - 1
 MIN_TILE = 16
-# Soft buckets of one ensemble, and head dimension, of RACE: more do not fit into registers.
+# Limits of the RACE kernels: soft buckets of one ensemble, and head dimension. More does not fit into registers.
 MAX_FEATURES = 64
 MAX_RACE_HEAD_DIM = 64
 TARGETS = (80, 90, 100, 120)
-# Where no GPU is at hand, and none was named: the tiles that need the least shared memory.
+# Used without a local GPU and outside `use_target`. Its tiles need the least shared memory, so they fit everywhere.
 DEFAULT_TARGET = 120
-
 
 Arithmetic: TypeAlias = Literal["gpu", "float32", "tf32"]
 Launcher: TypeAlias = Literal["pallas", "jax-triton"]
+BlockKernelName: TypeAlias = Literal["block_forward", "block_backward_query", "block_backward_key"]
+RaceKernelName: TypeAlias = Literal["race_summary", "race_readout", "race_backward_query", "race_backward_key"]
+KernelName: TypeAlias = BlockKernelName | RaceKernelName
+# The readout has another name in a compiled program if it holds the fusion.
+CompiledName: TypeAlias = KernelName | Literal["race_fused_readout"]
+DTypeName: TypeAlias = Literal["bfloat16", "float32"]
+
+BLOCK_KERNELS: tuple[BlockKernelName, ...] = get_args(BlockKernelName)
+RACE_KERNELS: tuple[RaceKernelName, ...] = get_args(RaceKernelName)
+KERNELS: tuple[KernelName, ...] = (*BLOCK_KERNELS, *RACE_KERNELS)
+HEAD_DIMS = (16, 32, 64, 128)
+DTYPES: tuple[DTypeName, ...] = get_args(DTypeName)
 
 
 class Settings(NamedTuple):
-    """How one kernel is cut and compiled.
+    """Tile sizes and compiler options of one kernel.
 
     Attributes:
-      query_tile: queries of a program, or of a step of its loop.
-      key_tile: keys of a program, or of a step of its loop.
-      num_warps: of 32 threads.
-      num_stages: how many steps of a loop are in flight.
-      arithmetic: "gpu" compiles; "float32" runs in the interpreter, where dots of float32 factors
-        are exact; "tf32" too, with those factors rounded as a GPU does.
-      launcher: "jax-triton" launches the kernels that `triton_route` has, and Pallas the others.
+      query_tile: Number of queries that a program handles at once.
+      key_tile: Number of keys that a program handles at once.
+      num_warps: Number of warps of a program, of 32 threads each.
+      num_stages: Number of loop steps that the compiler overlaps.
+      arithmetic: "gpu" compiles the kernel. "float32" runs it in the interpreter with exact float32 dots. "tf32" runs
+        it in the interpreter and rounds the float32 factors of dots as a GPU does.
+      launcher: "jax-triton" launches the kernels that `triton_route` has by jax-triton. Pallas launches all others.
     """
 
     query_tile: int
@@ -50,14 +61,8 @@ class Settings(NamedTuple):
     launcher: Launcher = "pallas"
 
 
-BLOCK_KERNELS = ("block_forward", "block_backward_query", "block_backward_key")
-RACE_KERNELS = ("race_summary", "race_readout", "race_backward_query", "race_backward_key")
-KERNELS = (*BLOCK_KERNELS, *RACE_KERNELS)
-HEAD_DIMS = (16, 32, 64, 128)
-DTYPES = ("bfloat16", "float32")
-
 # (query tile, key tile, warps, stages) on sm_80, sm_90, sm_100 and sm_120.
-_TABLE = {
+_TABLE: dict[tuple[KernelName, str, int], tuple[tuple[int, int, int, int], ...]] = {
     ("block_forward", "bfloat16", 16): ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2)),
     ("block_forward", "bfloat16", 32): ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 8, 2), (64, 64, 4, 2)),
     ("block_forward", "bfloat16", 64): ((64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2), (64, 64, 4, 2)),
@@ -113,25 +118,25 @@ _launcher: contextvars.ContextVar[Launcher] = contextvars.ContextVar("launcher",
 _target: contextvars.ContextVar[int | None] = contextvars.ContextVar("target", default=None)
 
 
-def settings_of(kernel: str, dtype: str, head_dim: int, target: int) -> Settings:
-    """The entry of the table.
+def settings_of(kernel: KernelName, dtype: str, head_dim: int, target: int) -> Settings:
+    """Returns the settings of a kernel from the table.
 
     Args:
-      kernel: one of `KERNELS`.
-      dtype: one of `DTYPES`, that of q, k and v.
-      head_dim: one of `HEAD_DIMS`.
-      target: one of `TARGETS`.
+      kernel: Name of the kernel, one of `KERNELS`.
+      dtype: Name of the dtype of q, k and v, one of `DTYPES`. A plain `str`, because it comes from an array.
+      head_dim: Head dimension, one of `HEAD_DIMS`.
+      target: Compute capability, one of `TARGETS`: 90 for sm_90.
     """
     return Settings(*_TABLE[kernel, dtype, head_dim][TARGETS.index(target)])
 
 
 def fit(size: int, length: int) -> int:
-    """A tile of `size`, or smaller where there are fewer rows: a power of two, at least 16."""
+    """Returns the tile size for `length` rows: `size`, or a smaller power of two if that is enough, but at least 16."""
     return min(size, max(MIN_TILE, 1 << (length - 1).bit_length()))
 
 
 def local_target() -> int:
-    """The target that was named by `use_target`, or that of the local GPU, or `DEFAULT_TARGET`."""
+    """Returns the target of `use_target`, else that of the local GPU, else `DEFAULT_TARGET`."""
     named = _target.get()
     if named is not None:
         return named
@@ -144,7 +149,11 @@ def local_target() -> int:
 
 @contextlib.contextmanager
 def use_target(target: int) -> Iterator[None]:
-    """Within it, programs are traced with the tiles of `target`, whatever GPU is at hand."""
+    """Traces programs in this context with the tiles of `target`, whatever the local GPU is.
+
+    Args:
+      target: Compute capability, one of `TARGETS`: 90 for sm_90.
+    """
     if target not in TARGETS:
         raise ValueError(f"target is {target}; it must be one of {TARGETS}")
     token = _target.set(target)
@@ -155,13 +164,13 @@ def use_target(target: int) -> Iterator[None]:
 
 
 def interpreter_arithmetic() -> Arithmetic:
-    """How the interpreter computes: in float32, or as `emulate_tf32` says."""
+    """Returns the arithmetic of the interpreter: "tf32" inside `emulate_tf32`, else "float32"."""
     return "tf32" if _round_tf32.get() else "float32"
 
 
 @contextlib.contextmanager
 def emulate_tf32() -> Iterator[None]:
-    """Within it, the interpreter rounds the float32 factors of dots to TF32, as a GPU does."""
+    """Makes the interpreter round the float32 factors of dots to TF32 in this context, as a GPU does."""
     token = _round_tf32.set(True)
     try:
         yield
@@ -170,13 +179,13 @@ def emulate_tf32() -> Iterator[None]:
 
 
 def launcher() -> Launcher:
-    """Who launches the kernels that both can: Pallas, or what `use_jax_triton` says."""
+    """Returns the launcher of block attention forward: "jax-triton" inside `use_jax_triton`, else "pallas"."""
     return _launcher.get()
 
 
 @contextlib.contextmanager
 def use_jax_triton() -> Iterator[None]:
-    """Within it, the forward pass of block attention is traced as a Triton kernel that jax-triton launches."""
+    """Traces block attention forward in this context as a Triton kernel that jax-triton launches."""
     token = _launcher.set("jax-triton")
     try:
         yield
@@ -186,12 +195,12 @@ def use_jax_triton() -> Iterator[None]:
 
 @functools.cache
 def backend_is_there() -> bool:
-    """Whether this JAX has Pallas's Triton backend, which is deprecated from 0.11 on."""
+    """Returns whether this JAX has Pallas's Triton backend, which is deprecated since JAX 0.11."""
     return importlib.util.find_spec("jax.experimental.pallas.triton") is not None
 
 
 def block_refusal(query: jax.Array, key: jax.Array) -> str | None:
-    """Why block attention cannot take arrays (..., H) like these; None: it can."""
+    """Returns why the block attention kernels cannot take these arrays (..., H), or None if they can."""
     head_dim, dtype = query.shape[-1], query.dtype.name
     if not backend_is_there():
         return f"jax {jax.__version__} has no Triton backend of Pallas"
@@ -208,7 +217,7 @@ def block_refusal(query: jax.Array, key: jax.Array) -> str | None:
 def race_refusal(
     query: jax.Array, key: jax.Array, num_tables: int, num_bits: int, causal_chunk: int | None
 ) -> str | None:
-    """Why the RACE kernels cannot take arrays (..., H) like these and such tables; None: they can."""
+    """Returns why the RACE kernels cannot take these arrays (..., H) and hash tables, or None if they can."""
     features, head_dim = num_tables << num_bits, query.shape[-1]
     if head_dim > MAX_RACE_HEAD_DIM:
         return f"the RACE kernels take head dimensions up to {MAX_RACE_HEAD_DIM}, not {head_dim}: registers would spill"

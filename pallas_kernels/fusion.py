@@ -1,30 +1,30 @@
-"""The fusion of the two branches inside the readout of RACE, so that the low-rank output is never written.
+"""Fusion of the two branches inside the RACE readout kernel, so that the low-rank output is never written.
 
-out = g_s m O_s + g_lr O_lr with m = d_s / (d_s + lambda Den + eps), in log space; the kind "convex" has g_lr (1 - m)
-instead of g_lr, and "sum" has m = 1.
+The kernel computes out = g_s m O_s + g_lr O_lr with m = d_s / (d_s + lambda Den + eps), in log space. The kind "convex"
+has g_lr (1 - m) instead of g_lr, and "sum" has m = 1.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import jax.numpy as jnp
 
 from pallas_kernels.launch import Array, take, take_numbers
 
 FusedKind: TypeAlias = Literal["elsaa", "convex", "sum"]
-FUSED_KINDS: tuple[FusedKind, ...] = ("elsaa", "convex", "sum")
+FUSED_KINDS: tuple[FusedKind, ...] = get_args(FusedKind)
 
 
 class Sparse(NamedTuple):
-    """The sparse branch and how it is fused; all float32 but `out`.
+    """Results of the sparse branch and the weights of its fusion. All arrays but `out` are float32.
 
     Attributes:
-      out: (B*T*N, H), O_s.
-      log_mass: (B*T*N), log d_s; -inf without keys.
-      lam: (B*T*N), lambda, as a factor of Den.
-      gate_sparse: (B*T*N), g_s.
-      gate_low_rank: (B*T*N), g_lr.
+      out: Output of the sparse branch O_s, (B*T*N, H).
+      log_mass: Logarithm of the sparse mass, log d_s, (B*T*N,); -inf without keys.
+      lam: Factor lambda of Den, (B*T*N,).
+      gate_sparse: Gate of the sparse branch g_s, (B*T*N,).
+      gate_low_rank: Gate of the low-rank branch g_lr, (B*T*N,).
     """
 
     out: Array
@@ -35,12 +35,12 @@ class Sparse(NamedTuple):
 
 
 def fused(refs: Sparse, kind: FusedKind, rows: Array, low_rank: Array, den: Array, eps: Array) -> Array:
-    """The fused rows (t, H) from the low-rank rows (t, H) and their Den (t,)."""
+    """Computes fused rows (t, H) from the low-rank rows (t, H) and their denominators Den (t,)."""
     weight, weight_low_rank = (take_numbers(ref, rows, 0.0) for ref in (refs.gate_sparse, refs.gate_low_rank))
     if kind != "sum":
         log_mass = take_numbers(refs.log_mass, rows, -jnp.inf)
         gap = jnp.log(take_numbers(refs.lam, rows, 0.0) * den + eps) - log_mass
-        # 1 / (1 + exp(gap)), as in `elsaa_jax.fusion`: beyond 80 the exponential would overflow.
+        # The multiplier is 1 / (1 + exp(gap)), as in `elsaa_jax/fusion.py`. Beyond 80 the exponential would overflow.
         there = (log_mass > -jnp.inf) & (gap < 80.0)
         multiplier = jnp.where(there, 1.0 / (1.0 + jnp.exp(jnp.minimum(gap, 80.0))), 0.0)
         weight = weight * multiplier

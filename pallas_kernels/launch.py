@@ -1,28 +1,33 @@
-"""How kernels are called, and what they share: rows by index, and dots with float32 sums.
+"""The one function that calls a kernel, and the operations that all kernels share: rows by index, and dots.
 
-A row past the end of an array is no row: it reads as a fill value and is never written.
+A row index at or past the end of an array is padding: reading it gives a fill value, writing it does nothing.
+
+A kernel that makes an array from Python numbers alone must state its dtype. With `JAX_ENABLE_X64=1` such an array would
+otherwise have 64 bits, and a dot of float32 with float64 does not compile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.configs import Settings
+from pallas_kernels.configs import CompiledName, Settings
 
-Array = jax.Array
-DType = Any
-Ref = Any
+Array: TypeAlias = jax.Array
+DType: TypeAlias = Any
+# A reference to an array in device memory. Pallas has no public type for it.
+Ref: TypeAlias = Any
 
 
 def call(
-    kernel: Any,
-    name: str,
+    kernel: Callable[..., None],
+    name: CompiledName,
     settings: Settings,
     grid: tuple[int, ...],
     out_shapes: Sequence[jax.ShapeDtypeStruct],
@@ -30,17 +35,21 @@ def call(
     *,
     aliases: dict[int, int] | None = None,
 ) -> list[Array]:
-    """Runs `kernel` over `grid`, on whole arrays: kernels find their part by `pl.program_id`.
+    """Runs `kernel` over `grid`. Each program gets the whole arrays and finds its part by `pl.program_id`.
 
     Args:
-      kernel: takes a reference for each of `arrays`, then for each output.
-      name: what the compiled kernel is called.
-      settings: warps, stages and arithmetic; without warps and stages JAX would
-        take another backend.
-      grid: programs; those of the first axis may be 2**31 - 1, of others 65,535.
-      out_shapes: of the outputs.
-      arrays: inputs.
-      aliases: input -> output that takes its memory and starts with its values.
+      kernel: Function of one reference for each of `arrays`, followed by one for each output.
+      name: Name of the compiled kernel.
+      settings: Warps, stages and arithmetic. Warps and stages must be given, because JAX chooses another backend
+        without them.
+      grid: Number of programs along each axis: at most 2**31 - 1 on the first, 65,535 on the others.
+      out_shapes: Shapes and dtypes of the outputs.
+      arrays: Inputs.
+      aliases: Pairs of input index and output index. Such an output takes the memory of the input and begins with its
+        values.
+
+    Returns:
+      The outputs.
     """
     return pl.pallas_call(
         kernel,
@@ -54,24 +63,24 @@ def call(
 
 
 def take(ref: Ref, rows: Array) -> Array:
-    """Rows (t, H) of an array (rows, H); 0 where there is no row."""
+    """Reads rows (t, H) of an array (rows, H). Padding rows read as zeros."""
     index, present = _places(ref, rows)
     return _triton().load(ref.at[index], mask=present, other=jnp.zeros((), ref.dtype))
 
 
 def put(ref: Ref, rows: Array, values: Array) -> None:
-    """Writes rows (t, H), in the dtype of the array."""
+    """Writes rows (t, H) in the dtype of the array. Padding rows are dropped."""
     index, present = _places(ref, rows)
     _triton().store(ref.at[index], values.astype(ref.dtype), mask=present)
 
 
 def take_numbers(ref: Ref, rows: Array, fill: float) -> Array:
-    """Entries (t,) of an array (rows,); `fill` where there is no row."""
+    """Reads entries (t,) of an array (rows,). Padding entries read as `fill`."""
     return _triton().load(ref.at[rows], mask=rows < ref.shape[0], other=jnp.full((), fill, ref.dtype))
 
 
 def put_numbers(ref: Ref, rows: Array, values: Array) -> None:
-    """Writes entries (t,)."""
+    """Writes entries (t,). Padding entries are dropped."""
     _triton().store(ref.at[rows], values, mask=rows < ref.shape[0])
 
 
@@ -84,10 +93,10 @@ def dot(
     transpose_y: bool = False,
     precise: bool = False,
 ) -> Array:
-    """x y, or with x^T or y^T, summed in float32.
+    """Returns the matrix product of x and y, summed in float32. Either factor can be transposed.
 
-    On a GPU, float32 factors are rounded to TF32 (10 bits); `precise` adds the products of what
-    rounding took away, which keeps about 21 bits.
+    On a GPU, float32 factors are rounded to TF32, which has 10 bits of mantissa. With `precise`, products of the
+    rounding errors are added, which keeps about 21 bits.
     """
     precision: Any = None
     if x.dtype == jnp.float32 and precise:
@@ -100,7 +109,10 @@ def dot(
 
 
 def dot_ones(x: Array, ones: Array, *, settings: Settings) -> Array:
-    """x y of float32 x and a y of zeros and ones, to about 21 bits: x is cut into two parts that TF32 holds."""
+    """Returns the product of float32 x with a matrix of zeros and ones, to about 21 bits.
+
+    On a GPU, x is split into two parts that TF32 represents exactly.
+    """
     if settings.arithmetic != "gpu":
         return dot(x, ones, settings=settings, precise=True)
     bits = lax.bitcast_convert_type(x, jnp.int32)
@@ -108,24 +120,30 @@ def dot_ones(x: Array, ones: Array, *, settings: Settings) -> Array:
     return dot(head, ones, settings=settings) + dot(x - head, ones, settings=settings)
 
 
+def ones_where(condition: Array) -> Array:
+    """Returns float32 ones where the condition holds and zeros elsewhere."""
+    return jnp.where(condition, np.float32(1.0), np.float32(0.0))
+
+
 def div(x: Array, number: int | Array) -> Array:
-    """x // number of int32 that are not negative: without the cases that signs would need."""
+    """Returns x // number for non-negative int32. `//` would add instructions for negative numbers."""
     return lax.div(x, jnp.full_like(x, number))
 
 
 def rem(x: Array, number: int | Array) -> Array:
-    """x % number of int32 that are not negative."""
+    """Returns x % number for non-negative int32."""
     return lax.rem(x, jnp.full_like(x, number))
 
 
 def _triton() -> Any:
-    """Pallas's Triton backend: not imported before a kernel is traced, for it takes time and will be removed."""
+    """Imports Pallas's Triton backend, when a kernel is traced: the import is slow, and JAX will remove the backend."""
     from jax.experimental.pallas import triton
 
     return triton
 
 
 def _places(ref: Ref, rows: Array) -> tuple[tuple[Array, Array], Array]:
+    """Returns the index of every element of the given rows, and whether the element exists."""
     shape = (rows.shape[0], ref.shape[1])
     columns = lax.broadcasted_iota(jnp.int32, shape, 1)
     rows = jnp.broadcast_to(rows[:, None], shape)

@@ -1,8 +1,8 @@
-"""RACE forward: chunks of keys are summarised into soft buckets, and queries read from the summaries.
+"""RACE forward: one kernel sums chunks of keys into soft buckets, and another reads the sums for each query.
 
-One ensemble of hash tables a call. Soft codes are computed in the kernel and never written. A
-program of the summary owns the buckets of one chunk, one of the readout owns a tile of query rows,
-so no two programs write one address.
+A call handles one ensemble of hash tables. The kernels compute soft codes and never write them to memory. A program of
+the summary kernel owns the buckets of one chunk, and a program of the readout kernel owns one tile of query rows, so no
+two programs write the same address.
 """
 
 from __future__ import annotations
@@ -15,27 +15,30 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.configs import Settings, fit
+from pallas_kernels.configs import CompiledName, Settings, fit
 from pallas_kernels.fusion import FusedKind, Sparse, fused
 from pallas_kernels.launch import Array, DType, Ref, call, div, dot, put, put_numbers, rem, take, take_numbers
 from pallas_kernels.soft_codes import Codes, Hash, Tables, soft_codes
 
 
 class Geometry(NamedTuple):
-    """The static part of a call; R = B * K rows are independent problems.
+    """Sizes and options of a RACE call. Hashable, so it can be a static argument of `jit`.
+
+    The call consists of R = B * K independent problems, one for each batch element and key/value head.
 
     Attributes:
-      batch: B.
-      num_queries: T.
-      num_keys: S.
-      num_heads: N.
-      num_kv_heads: K.
-      tables: of the ensemble.
-      chunk: tokens of a chunk of keys, and of queries.
-      is_causal: query i, at position S - T + i, reads the summary of the chunks before its own and,
-        of its own chunk, the keys up to its position. Else all queries read one summary.
-      masked: whether there is a key mask.
-      shared_planes: whether one set of planes serves all key/value heads.
+      batch: Batch size, B.
+      num_queries: Number of query positions, T.
+      num_keys: Number of key positions, S.
+      num_heads: Number of query heads, N.
+      num_kv_heads: Number of key/value heads, K.
+      tables: Hash tables of the ensemble.
+      chunk: Number of tokens in a chunk of keys, and in a chunk of queries.
+      is_causal: Whether a query sees only keys up to its own position; query i is at position S - T + i. It reads the
+        summed buckets of the chunks before its own, and the keys of its own chunk up to its position. A non-causal
+        query reads the sum over all keys.
+      masked: Whether there is a key mask.
+      shared_planes: Whether all key/value heads share one set of hash planes.
     """
 
     batch: int
@@ -51,36 +54,48 @@ class Geometry(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """R."""
+        """Number of independent problems, R = B * K."""
         return self.batch * self.num_kv_heads
 
     @property
     def group(self) -> int:
-        """G, query heads for each key/value head."""
+        """Number of query heads per key/value head, G."""
         return self.num_heads // self.num_kv_heads
 
     @property
     def num_chunks(self) -> int:
-        """Chunks of keys."""
+        """Number of chunks of keys."""
         return -(-self.num_keys // self.chunk)
 
     @property
     def first_place(self) -> int:
-        """The place of query 0."""
+        """Position of query 0."""
         return self.num_keys - self.num_queries if self.is_causal else 0
 
     @property
     def first_chunk(self) -> int:
-        """The first chunk that holds a query."""
+        """Index of the first chunk that holds a query."""
         return self.first_place // self.chunk
 
     @property
     def query_chunks(self) -> int:
-        """Chunks that hold a query."""
+        """Number of chunks that hold a query."""
         return -(-(self.first_place + self.num_queries) // self.chunk) - self.first_chunk
 
     def query_rows(self, row: Array, head: Array, chunk: Array, tile: Array, size: int) -> tuple[Array, Array]:
-        """Places and rows (b, i, n) of a tile of queries of one head of the group; no row where there is none."""
+        """Computes the positions and rows of a tile of queries of one head.
+
+        Args:
+          row: Index of the problem (batch element and key/value head).
+          head: Index of the query head among the G heads of the key/value head.
+          chunk: Index of the chunk.
+          tile: Index of the tile within the chunk.
+          size: Number of queries in the tile.
+
+        Returns:
+          The positions and the rows in the flattened queries, (size,) each. Queries that do not exist get the row
+          B * T * N, which is padding.
+        """
         local = tile * size + jnp.arange(size, dtype=jnp.int32)
         place = chunk * self.chunk + local
         index = place - self.first_place
@@ -90,7 +105,18 @@ class Geometry(NamedTuple):
         return place, jnp.where(valid, rows, self.batch * self.num_queries * self.num_heads)
 
     def key_rows(self, row: Array, chunk: Array, tile: Array, size: int) -> tuple[Array, Array, Array]:
-        """Places, rows (b, j, k) and entries (b, j) of the mask of a tile of keys."""
+        """Computes the positions, rows and mask entries of a tile of keys.
+
+        Args:
+          row: Index of the problem (batch element and key/value head).
+          chunk: Index of the chunk.
+          tile: Index of the tile within the chunk.
+          size: Number of keys in the tile.
+
+        Returns:
+          The positions, the rows in the flattened keys, and the entries in the flattened mask, (size,) each. Keys that
+          do not exist get a row and an entry past the end, which is padding.
+        """
         local = tile * size + jnp.arange(size, dtype=jnp.int32)
         place = chunk * self.chunk + local
         valid = (local < self.chunk) & (place < self.num_keys)
@@ -100,13 +126,14 @@ class Geometry(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """What every kernel of RACE reads.
+    """Arrays that all RACE kernels read.
 
     Attributes:
-      key, value: (B*S*K, H).
-      planes: (1 or K, planes, H) float32, padded with zeros.
-      numbers: (2,) float32, beta and eps.
-      mask: (B*S,) int8, or (1,) where there is none.
+      key: Flattened keys, (B*S*K, H).
+      value: Flattened values, (B*S*K, H).
+      planes: Hash planes, padded with zeros, (1 or K, planes, H) float32.
+      numbers: The sharpness beta and eps, (2,) float32.
+      mask: Key mask, (B*S,) int8; (1,) without a mask.
     """
 
     key: Array
@@ -117,7 +144,16 @@ class Inputs(NamedTuple):
 
 
 def summary(inputs: Inputs, geometry: Geometry, settings: Settings) -> tuple[Array, Array]:
-    """Bucket masses (chunks, R, F) and bucket values (chunks, R, F, H) of each chunk of keys, float32."""
+    """Sums each chunk of keys into soft buckets.
+
+    Args:
+      inputs: Keys, values, planes, numbers and mask.
+      geometry: Sizes and options of the call.
+      settings: Settings of the kernel "race_summary".
+
+    Returns:
+      The bucket masses (chunks, R, F) and bucket values (chunks, R, F, H) of each chunk, float32.
+    """
     shape = geometry.num_chunks, geometry.num_rows, geometry.tables.num_features
     shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in (shape, (*shape, inputs.key.shape[1]))]
     kernel = functools.partial(_summary_kernel, geometry=geometry, settings=settings)
@@ -137,37 +173,41 @@ def readout(
     sparse: Sparse | None = None,
     kind: FusedKind = "elsaa",
 ) -> tuple[Array, Array]:
-    """out (B*T*N, H) = Num / (Den + eps), fused with the sparse branch if there is one, and Den (B*T*N), float32.
+    """Computes out = Num / (Den + eps) of every query, fused with the sparse branch if it is given.
 
     Args:
-      inputs: keys, planes and numbers.
-      query: (B*T*N, H).
-      mass: (query chunks, R, F), what the chunks before each chunk with a query hold; (1, R, F) where not causal.
-      values: (query chunks, R, F, H), or (1, R, F, H).
-      dtype: of out.
-      geometry: what is static.
-      settings: of the kernel "race_readout".
-      sparse: the sparse branch and how it is fused; None: out is the low-rank branch alone.
-      kind: of the fusion.
+      inputs: Keys, values, planes, numbers and mask.
+      query: Flattened queries, (B*T*N, H).
+      mass: Bucket masses summed over the chunks before each chunk that holds a query, (query chunks, R, F). Non-causal:
+        summed over all chunks, (1, R, F).
+      values: Bucket values, summed likewise, (query chunks, R, F, H) or (1, R, F, H).
+      dtype: Dtype of the output.
+      geometry: Sizes and options of the call.
+      settings: Settings of the kernel "race_readout".
+      sparse: Results of the sparse branch to fuse. None returns the output of the low-rank branch alone.
+      kind: Formula of the fusion.
+
+    Returns:
+      The output, (B*T*N, H), and the denominator Den, (B*T*N,) float32.
     """
     tiles = -(-geometry.chunk // fit(settings.query_tile, geometry.chunk))
     kernel = functools.partial(_readout_kernel, geometry=geometry, settings=settings, kind=kind)
     shapes = [jax.ShapeDtypeStruct(query.shape, dtype), jax.ShapeDtypeStruct(query.shape[:1], jnp.float32)]
     grid = (geometry.query_chunks * geometry.num_rows * geometry.group * tiles,)
     arrays = [*inputs, query, mass, values, *(sparse or ())]
-    name = "race_readout" if sparse is None else "race_fused_readout"
+    name: CompiledName = "race_readout" if sparse is None else "race_fused_readout"
     out, den = call(kernel, name, settings, grid, shapes, arrays)
     return out, den
 
 
 def hash_of(inputs: Inputs, row: Array, geometry: Geometry) -> Hash:
-    """The hash of a row."""
+    """Returns the hash planes and sharpness of problem `row`."""
     index = 0 if geometry.shared_planes else rem(row, geometry.num_kv_heads)
     return Hash(inputs.planes, index, inputs.numbers[0])
 
 
 def key_codes(refs: Inputs, rows: Array, tokens: Array, hashed: Hash, geometry: Geometry, settings: Settings) -> Codes:
-    """Soft codes of a tile of keys, 0 for those that are masked or do not exist."""
+    """Computes the soft codes of a tile of keys. Masked keys and padding get zeros."""
     codes = soft_codes(take(refs.key, rows), hashed, geometry.tables, settings)
     there = tokens < geometry.batch * geometry.num_keys
     if geometry.masked:
@@ -176,13 +216,14 @@ def key_codes(refs: Inputs, rows: Array, tokens: Array, hashed: Hash, geometry: 
 
 
 def _summary_kernel(*refs: Ref, geometry: Geometry, settings: Settings) -> None:
+    """Sums one chunk of keys of one problem into soft buckets."""
     inputs, (mass_ref, values_ref) = Inputs(*refs[:5]), refs[5:]
     chunk, row = div(pl.program_id(0), geometry.num_rows), rem(pl.program_id(0), geometry.num_rows)
     size = fit(settings.key_tile, geometry.chunk)
     hashed = hash_of(inputs, row, geometry)
     features, head_dim = values_ref.shape[2:]
 
-    def step(tile, state):
+    def step(tile: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
         mass, values = state
         _, rows, tokens = geometry.key_rows(row, chunk, tile, size)
         codes = key_codes(inputs, rows, tokens, hashed, geometry, settings).codes
@@ -197,6 +238,7 @@ def _summary_kernel(*refs: Ref, geometry: Geometry, settings: Settings) -> None:
 
 
 def _readout_kernel(*refs: Ref, geometry: Geometry, settings: Settings, kind: FusedKind) -> None:
+    """Computes the output of one tile of queries of one head."""
     inputs, (query_ref, mass_ref, values_ref, *sparse, out_ref, den_ref) = Inputs(*refs[:5]), refs[5:]
     size = fit(settings.query_tile, geometry.chunk)
     tiles = -(-geometry.chunk // size)
@@ -213,7 +255,7 @@ def _readout_kernel(*refs: Ref, geometry: Geometry, settings: Settings, kind: Fu
     if geometry.is_causal:
         key_size = fit(settings.key_tile, geometry.chunk)
 
-        def step(key_tile, state):
+        def step(key_tile: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
             den, num = state
             key_place, key_rows, tokens = geometry.key_rows(row, chunk + geometry.first_chunk, key_tile, key_size)
             past = key_codes(inputs, key_rows, tokens, hashed, geometry, settings).codes
@@ -225,12 +267,12 @@ def _readout_kernel(*refs: Ref, geometry: Geometry, settings: Settings, kind: Fu
         den, num = lax.fori_loop(0, last_tile(tile, size, key_size, geometry.chunk), step, (den, num))
     scale = 1.0 / geometry.tables.num_tables
     den, num = den * scale, num * scale
-    # A row without keys has Num = Den = 0, and with eps = 0 nothing to divide by.
+    # A query without keys has Num = Den = 0. Dividing by 1 then avoids 0 / 0 if eps is 0.
     out = num / jnp.where(den > 0, den + inputs.numbers[1], 1.0)[:, None]
     put(out_ref, rows, fused(Sparse(*sparse), kind, rows, out, den, inputs.numbers[1]) if sparse else out)
     put_numbers(den_ref, rows, den)
 
 
 def last_tile(tile: Array, size: int, other_size: int, chunk: int) -> Array:
-    """How many tiles of `other_size` tokens reach up to the end of tile `tile` of `size`, within a chunk."""
+    """Returns how many tiles of `other_size` tokens cover a chunk up to the end of its tile `tile` of `size` tokens."""
     return div(jnp.minimum((tile + 1) * size, chunk) + (other_size - 1), other_size)

@@ -1,11 +1,11 @@
-"""RACE backward: one kernel for what queries did, one for what keys did.
+"""RACE backward: one kernel computes the gradients at the queries, another those at the keys.
 
-With X = sum over what a query reads of (d_out . value) x code and Y = the same of the codes alone,
-Den = codes . Y / L, d_out . Num = codes . X / L and d_codes = (w X + d_Den Y) / L, w = 1 / (Den +
-eps): one pass over the keys gives both, and nothing of the forward pass is kept but the summaries.
+For one query, let X be the sum over the keys it sees of (d_out . value) times the key's code, and Y the sum of the
+codes alone. Then Den = codes . Y / L, d_out . Num = codes . X / L and d_codes = (w X + d_Den Y) / L, where
+w = 1 / (Den + eps). One pass over the keys gives X and Y, so the forward pass keeps only the bucket sums.
 
-A program owns a chunk: its query rows or key rows, its cotangents of the buckets, and its partial
-sums of d_planes and d_beta, which are added up outside. So no two programs write one address.
+A program owns a chunk: its query rows or key rows, its gradients of the buckets, and its partial sums of d_planes and
+d_beta, which XLA adds up afterwards. So no two programs write the same address.
 """
 
 from __future__ import annotations
@@ -19,23 +19,35 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from pallas_kernels.configs import Settings, fit
-from pallas_kernels.launch import Array, Ref, call, div, dot, put, put_numbers, rem, take, take_numbers
+from pallas_kernels.launch import (
+    Array,
+    Ref,
+    call,
+    div,
+    dot,
+    ones_where,
+    put,
+    put_numbers,
+    rem,
+    take,
+    take_numbers,
+)
 from pallas_kernels.race import Geometry, Inputs, hash_of, key_codes, last_tile
 from pallas_kernels.soft_codes import derive, soft_codes
 
 
 class QueryDerivatives(NamedTuple):
-    """What the kernel of the queries returns, float32 but d_query.
+    """Results of the kernel at the queries. All arrays but `d_query` are float32.
 
     Attributes:
-      d_query: (B*T*N, H).
-      weight: (B*T*N), w = 1 / (Den + eps), times the weight of out where there is one: d_Num = w d_out.
-      d_den: (B*T*N), the whole cotangent of Den.
-      d_mass: (query chunks, R, F), of what the queries of each chunk read.
-      d_values: (query chunks, R, F, H).
-      d_planes: (query chunks, R, planes, H).
-      d_beta: (query chunks, R).
-      d_weight: (B*T*N), d_out . out, the cotangent of the weight of out where there is one; else (1,), not written.
+      d_query: Gradient of the queries, (B*T*N, H).
+      weight: w = 1 / (Den + eps), times the weight of the output if there is one, (B*T*N,). So d_Num = weight d_out.
+      d_den: Whole gradient of Den, (B*T*N,).
+      d_mass: Gradient of the bucket masses that the queries of each chunk read, (query chunks, R, F).
+      d_values: Gradient of the bucket values that they read, (query chunks, R, F, H).
+      d_planes: Partial sums of the gradient of the planes, (query chunks, R, planes, H).
+      d_beta: Partial sums of the gradient of beta, (query chunks, R).
+      d_weight: Gradient d_out . out of the weight of the output, (B*T*N,). Without a weight: (1,), not written.
     """
 
     d_query: Array
@@ -49,7 +61,14 @@ class QueryDerivatives(NamedTuple):
 
 
 class KeyDerivatives(NamedTuple):
-    """What the kernel of the keys returns: (B*S*K, H) twice, (chunks, R, planes, H) and (chunks, R)."""
+    """Results of the kernel at the keys.
+
+    Attributes:
+      d_key: Gradient of the keys, (B*S*K, H).
+      d_value: Gradient of the values, (B*S*K, H).
+      d_planes: Partial sums of the gradient of the planes, (chunks, R, planes, H) float32.
+      d_beta: Partial sums of the gradient of beta, (chunks, R) float32.
+    """
 
     d_key: Array
     d_value: Array
@@ -68,18 +87,18 @@ def backward_query(
     settings: Settings,
     out_weight: Array | None = None,
 ) -> QueryDerivatives:
-    """Derivatives at the queries; see `race.readout`.
+    """Computes the gradients at the queries.
 
     Args:
-      inputs: keys, planes and numbers.
-      query: (B*T*N, H).
-      mass: what was read.
-      values: what was read.
-      d_out: (B*T*N, H), the cotangent of out, or of out_weight out.
-      d_den: (B*T*N), the cotangent of Den.
-      geometry: what is static.
-      settings: of the kernel "race_backward_query".
-      out_weight: (B*T*N) float32, what out was multiplied by; None: nothing.
+      inputs: Keys, values, planes, numbers and mask.
+      query: Flattened queries, (B*T*N, H).
+      mass: Bucket masses that `race.readout` read.
+      values: Bucket values that `race.readout` read.
+      d_out: Gradient of the output, or of out_weight * output, (B*T*N, H).
+      d_den: Gradient of Den, (B*T*N,).
+      geometry: Sizes and options of the call.
+      settings: Settings of the kernel "race_backward_query".
+      out_weight: Weight by which the output was multiplied, (B*T*N,) float32, or None.
     """
     shape = geometry.query_chunks, geometry.num_rows
     features, planes, head_dim = geometry.tables.num_features, geometry.tables.num_planes, query.shape[1]
@@ -105,18 +124,18 @@ def backward_key(
     geometry: Geometry,
     settings: Settings,
 ) -> KeyDerivatives:
-    """Derivatives at the keys.
+    """Computes the gradients at the keys and values.
 
     Args:
-      inputs: keys, planes and numbers.
-      query: (B*T*N, H).
-      d_mass: (chunks, R, F), the cotangent of the summary of each chunk; (1, R, F) where not causal.
-      d_values: (chunks, R, F, H), or (1, R, F, H).
-      d_out: (B*T*N, H).
-      weight: (B*T*N), of `backward_query`.
-      d_den: (B*T*N), of `backward_query`.
-      geometry: what is static.
-      settings: of the kernel "race_backward_key".
+      inputs: Keys, values, planes, numbers and mask.
+      query: Flattened queries, (B*T*N, H).
+      d_mass: Gradient of the bucket masses of each chunk, (chunks, R, F); non-causal: (1, R, F).
+      d_values: Gradient of the bucket values of each chunk, (chunks, R, F, H); non-causal: (1, R, F, H).
+      d_out: Gradient of the output, (B*T*N, H).
+      weight: Result `weight` of `backward_query`, (B*T*N,).
+      d_den: Result `d_den` of `backward_query`, (B*T*N,).
+      geometry: Sizes and options of the call.
+      settings: Settings of the kernel "race_backward_key".
     """
     shape = geometry.num_chunks, geometry.num_rows
     like_key = jax.ShapeDtypeStruct(inputs.key.shape, inputs.key.dtype)
@@ -129,6 +148,7 @@ def backward_key(
 
 
 def _query_kernel(*refs: Ref, geometry: Geometry, settings: Settings) -> None:
+    """Computes the gradients at the queries of one chunk of one problem."""
     inputs, (query_ref, mass_ref, values_ref, d_out_ref, d_den_ref, *out_weight) = Inputs(*refs[:5]), refs[5:-8]
     results = QueryDerivatives(*refs[-8:])
     size, key_size = (fit(n, geometry.chunk) for n in (settings.query_tile, settings.key_tile))
@@ -140,7 +160,7 @@ def _query_kernel(*refs: Ref, geometry: Geometry, settings: Settings) -> None:
     scale = 1.0 / geometry.tables.num_tables
     state = local_chunk if geometry.is_causal else 0
 
-    def tile_step(index, sums):
+    def tile_step(index: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
         tile, head = rem(index, tiles), div(index, tiles)
         place, rows = geometry.query_rows(row, head, chunk, tile, size)
         codes = soft_codes(take(query_ref, rows), hashed, geometry.tables, settings)
@@ -149,14 +169,14 @@ def _query_kernel(*refs: Ref, geometry: Geometry, settings: Settings) -> None:
         mass = jnp.broadcast_to(mass_ref[state, row, :][None, :], values.shape)
         if geometry.is_causal:
 
-            def step(key_tile, state):
+            def step(key_tile: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
                 values, mass = state
                 key_place, key_rows, tokens = geometry.key_rows(row, chunk, key_tile, key_size)
                 past = key_codes(inputs, key_rows, tokens, hashed, geometry, settings).codes
                 value = take(inputs.value, key_rows).astype(jnp.float32)
                 seen = key_place[None, :] <= place[:, None]
                 of_values = jnp.where(seen, dot(d_out, value, settings=settings, transpose_y=True), 0.0)
-                of_mass = jnp.where(seen, 1.0, 0.0)
+                of_mass = ones_where(seen)
                 return (
                     values + dot(of_values, past, settings=settings),
                     mass + dot(of_mass, past, settings=settings),
@@ -194,6 +214,7 @@ def _query_kernel(*refs: Ref, geometry: Geometry, settings: Settings) -> None:
 
 
 def _key_kernel(*refs: Ref, geometry: Geometry, settings: Settings) -> None:
+    """Computes the gradients at the keys of one chunk of one problem."""
     inputs, (query_ref, d_mass_ref, d_values_ref) = Inputs(*refs[:5]), refs[5:8]
     (d_out_ref, weight_ref, d_den_ref), results = refs[8:11], KeyDerivatives(*refs[11:])
     size, query_size = (fit(n, geometry.chunk) for n in (settings.key_tile, settings.query_tile))
@@ -204,7 +225,7 @@ def _key_kernel(*refs: Ref, geometry: Geometry, settings: Settings) -> None:
     scale = 1.0 / geometry.tables.num_tables
     state = chunk if geometry.is_causal else 0
 
-    def tile_step(tile, sums):
+    def tile_step(tile: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
         place, rows, tokens = geometry.key_rows(row, chunk, tile, size)
         codes = key_codes(inputs, rows, tokens, hashed, geometry, settings)
         value = take(inputs.value, rows).astype(jnp.float32)
@@ -215,7 +236,7 @@ def _key_kernel(*refs: Ref, geometry: Geometry, settings: Settings) -> None:
             first = div(tile * size, query_size)
             later = query_tiles - first
 
-            def step(index, state):
+            def step(index: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
                 d_codes, d_value = state
                 query_place, query_rows = geometry.query_rows(
                     row, div(index, later), chunk, first + rem(index, later), query_size

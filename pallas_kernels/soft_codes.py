@@ -1,10 +1,10 @@
-"""Soft codes inside a kernel: computed from rows and planes, never written to memory.
+"""Soft codes inside a kernel: computed from rows and hash planes, never written to memory.
 
-With u_p = 2 beta tanh(w_p . x), the code of corner r of a table is prod_p sigmoid(u_p) where bit p
-of r is set and sigmoid(-u_p) where it is not. Its logarithm is a product of the rows (u, log
-sigmoid(-u)) with matrices of zeros and ones, so that tensor cores form the codes, and the
-derivative is a product with their transposes. What ends up in the exponent of the codes is computed
-to float32 precision by several TF32 products: three for w . x, two where one factor is zeros and ones.
+With u_p = 2 beta tanh(w_p . x), the code of corner r of a table is the product over its planes p of sigmoid(u_p) where
+bit p of r is set and sigmoid(-u_p) where it is not. The logarithm of the code is a product of the rows (u, log
+sigmoid(-u)) with matrices of zeros and ones, so tensor cores form the codes. The derivative is a product with the
+transposed matrices. Everything in the exponent of the codes is computed to float32 precision by several TF32 products:
+three for w . x, two where one factor consists of zeros and ones.
 """
 
 from __future__ import annotations
@@ -15,35 +15,41 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.configs import Settings
-from pallas_kernels.launch import Array, Ref, div, dot, dot_ones, rem
+from pallas_kernels.launch import Array, Ref, div, dot, dot_ones, ones_where, rem
 
 
 class Tables(NamedTuple):
-    """The hash tables of one ensemble; planes and features are padded to powers of two >= 16."""
+    """The hash tables of one ensemble. Planes and features are padded to powers of two >= 16.
 
-    num_tables: int  # L
-    num_bits: int  # P
+    Attributes:
+      num_tables: Number of hash tables, L.
+      num_bits: Number of planes of each table, P.
+    """
+
+    num_tables: int
+    num_bits: int
 
     @property
     def num_planes(self) -> int:
-        """L * P, padded."""
+        """Number of planes L * P, padded."""
         return padded(self.num_tables * self.num_bits)
 
     @property
     def num_features(self) -> int:
-        """L * 2**P, padded."""
+        """Number of soft buckets L * 2**P, padded."""
         return padded(self.num_tables << self.num_bits)
 
     def of_table(self) -> Array:
-        """(planes, features) zeros and ones: whether a plane belongs to the table of a feature."""
-        return jnp.where(self._places()[0], 1.0, 0.0)
+        """Returns a (planes, features) matrix: 1 where a plane belongs to the table of a feature, else 0."""
+        return ones_where(self._places()[0])
 
     def is_set(self) -> Array:
-        """(planes, features) zeros and ones: whether it does, and its bit is set in the feature's corner."""
+        """Returns the same matrix with 1 only where the bit of the plane is set in the corner of the feature."""
         same, bit, feature = self._places()
-        return jnp.where(same & (((feature >> bit) & 1) == 1), 1.0, 0.0)
+        return ones_where(same & (((feature >> bit) & 1) == 1))
 
     def _places(self) -> tuple[Array, Array, Array]:
+        """Returns, for every (plane, feature): whether they share a table, the bit of the plane, and the feature."""
         shape = self.num_planes, self.num_features
         plane, feature = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
         table, bit = div(plane, self.num_bits), rem(plane, self.num_bits)
@@ -51,17 +57,17 @@ class Tables(NamedTuple):
 
 
 def padded(number: int) -> int:
-    """The next power of two, at least 16: what a dot takes."""
+    """Returns the next power of two that is at least 16, the smallest size that a dot takes."""
     return max(16, 1 << (number - 1).bit_length())
 
 
 class Codes(NamedTuple):
-    """Soft codes of a tile of rows, and what their derivative needs.
+    """Soft codes of a tile of rows, with the intermediate values that the derivative needs.
 
     Attributes:
-      codes: (C, features) float32, 0 in features that do not exist.
-      rows: (C, H) float32.
-      turn: (C, planes) float32, tanh(w . x).
+      codes: Soft codes, (C, features) float32; 0 in padding features.
+      rows: Rows that were hashed, (C, H) float32.
+      turn: tanh(w . x) for every plane w, (C, planes) float32.
     """
 
     codes: Array
@@ -70,12 +76,12 @@ class Codes(NamedTuple):
 
 
 class Hash(NamedTuple):
-    """What makes codes. Planes are read anew at each use: kept in registers, they would spill.
+    """Hash planes and sharpness. Each use reads the planes again, because keeping them in registers would spill.
 
     Attributes:
-      planes: (1 or K, planes, H) float32, in memory.
-      set_index: which of the planes.
-      beta: sharpness.
+      planes: Reference to the planes in memory, (1 or K, planes, H) float32.
+      set_index: Index of the set of planes to use, on the first axis.
+      beta: Sharpness of the codes.
     """
 
     planes: Ref
@@ -83,16 +89,16 @@ class Hash(NamedTuple):
     beta: Array
 
     def read_planes(self) -> Array:
-        """(planes, H)."""
+        """Reads the planes, (planes, H)."""
         return self.planes[self.set_index, :, :]
 
 
 def soft_codes(rows: Array, hashed: Hash, tables: Tables, settings: Settings) -> Codes:
-    """The codes of rows (C, H)."""
+    """Computes the soft codes of rows (C, H)."""
     rows = rows.astype(jnp.float32)
     turn = jnp.tanh(dot(rows, hashed.read_planes(), settings=settings, transpose_y=True, precise=True))
     u = 2.0 * hashed.beta * turn
-    # log sigmoid(-u), without overflow.
+    # This form of log sigmoid(-u) cannot overflow.
     log_zero = -(jnp.maximum(u, 0.0) + jnp.log(1.0 + jnp.exp(-jnp.abs(u))))
     log_codes = dot_ones(log_zero, tables.of_table(), settings=settings)
     log_codes = log_codes + dot_ones(u, tables.is_set(), settings=settings)
@@ -106,7 +112,7 @@ def soft_codes(rows: Array, hashed: Hash, tables: Tables, settings: Settings) ->
 def derive(
     codes: Codes, d_codes: Array, hashed: Hash, tables: Tables, settings: Settings
 ) -> tuple[Array, Array, Array]:
-    """d_rows (C, H), d_planes (planes, H) and d_beta (), from d_codes (C, features)."""
+    """Computes the gradients of rows (C, H), planes (planes, H) and beta () from that of the codes (C, features)."""
     slope = codes.codes * d_codes
     sigmoid = 1.0 / (1.0 + jnp.exp(-2.0 * hashed.beta * codes.turn))
     d_u = dot(slope, tables.is_set(), settings=settings, transpose_y=True)

@@ -1,8 +1,8 @@
-"""Block attention forward as a Triton kernel, launched by jax-triton: the route beside Pallas's Triton backend.
+"""Block attention forward as a Triton kernel that jax-triton launches, an alternative to Pallas's Triton backend.
 
-The same plan, settings and results as `block_attention.forward`, which calls this where its settings say so. Needs
-triton and jax-triton, so nothing imports this module before it is needed. A launch with the arithmetic of the
-interpreter runs on Triton's own, which must be chosen before the import: `TRITON_INTERPRET=1`.
+`block_attention.forward` calls this module if its settings say "jax-triton". The plan, the settings and the results are
+the same. The module needs triton and jax-triton, so it is imported only when it is used. With the arithmetic of an
+interpreter, Triton's own interpreter runs the kernel; set `TRITON_INTERPRET=1` before triton is imported.
 """
 
 import functools
@@ -14,10 +14,9 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from pallas_kernels.block_attention import Geometry, Plan
 from pallas_kernels.configs import Settings, local_target
-
-Array = jax.Array
+from pallas_kernels.launch import Array, DType
+from pallas_kernels.plan import Geometry, Plan
 
 
 def forward(
@@ -26,11 +25,11 @@ def forward(
     key: Array,
     value: Array,
     start: tuple[Array, Array] | None,
-    dtype: Any,
+    dtype: DType,
     geometry: Geometry,
     settings: Settings,
 ) -> tuple[Array, Array]:
-    """out (B*T*N, H) and the log-sum-exp (B*T*N); arguments as of `block_attention.forward`."""
+    """Computes the output (B*T*N, H) and the log-sum-exp (B*T*N,). `block_attention.forward` explains the arguments."""
     shapes = jax.ShapeDtypeStruct(query.shape, dtype), jax.ShapeDtypeStruct(query.shape[:1], jnp.float32)
     causal = geometry.causal or (1, 1, 1, 1)
     constants = {
@@ -46,7 +45,7 @@ def forward(
         "widens": settings.arithmetic != "gpu",
     }
     arrays = plan.query_rows, plan.key_rows, plan.first_block, plan.end_block, query, key, value
-    # Without a start nothing is read from it, but a kernel has a fixed number of arguments.
+    # The kernel has a fixed number of arguments. Without `start` it does not read these two.
     starts = start or (0, 0)
     grid = (len(plan.query_rows),)
     if settings.arithmetic != "gpu":
@@ -72,17 +71,17 @@ def forward(
 
 @triton.jit
 def _forward_kernel(
-    query_rows_ptr,
-    key_rows_ptr,
-    first_ptr,
-    end_ptr,
-    query_ptr,
-    key_ptr,
-    value_ptr,
-    start_out_ptr,
-    start_mass_ptr,
-    out_ptr,
-    mass_ptr,
+    query_rows_ptr: tl.tensor,
+    key_rows_ptr: tl.tensor,
+    first_ptr: tl.tensor,
+    end_ptr: tl.tensor,
+    query_ptr: tl.tensor,
+    key_ptr: tl.tensor,
+    value_ptr: tl.tensor,
+    start_out_ptr: tl.tensor,
+    start_mass_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    mass_ptr: tl.tensor,
     num_query_rows: tl.constexpr,
     num_key_rows: tl.constexpr,
     head_dim: tl.constexpr,
@@ -96,14 +95,14 @@ def _forward_kernel(
     num_heads: tl.constexpr,
     num_kv_heads: tl.constexpr,
     widens: tl.constexpr,
-):
+) -> None:
     tile = tl.program_id(0)
     columns = tl.arange(0, head_dim)[None, :]
     rows = tl.load(query_rows_ptr + tile * query_tile + tl.arange(0, query_tile))
     there = rows < num_query_rows
     places = rows[:, None] * head_dim + columns
     query = tl.load(query_ptr + places, mask=there[:, None], other=0.0)
-    # The last key row that a query sees; a key that is no row lies behind it.
+    # The last key row that a query sees. Padding keys lie behind it.
     last_rows = tl.zeros_like(rows) + (num_key_rows - 1)
     if is_causal:
         batch, head = rows // (num_queries * num_heads), rows % num_heads
@@ -139,8 +138,8 @@ def _forward_kernel(
 
 
 @triton.jit
-def _dot(x, y, widens: tl.constexpr):
-    # Triton's interpreter cannot multiply bfloat16.
+def _dot(x: tl.tensor, y: tl.tensor, widens: tl.constexpr) -> tl.tensor:
+    # Triton's interpreter cannot multiply bfloat16, so it widens the factors to float32.
     if widens:
         x = x.to(tl.float32)
         y = y.to(tl.float32)
@@ -148,18 +147,18 @@ def _dot(x, y, widens: tl.constexpr):
 
 
 class _HostArray:
-    """A NumPy array as Triton's interpreter wants to see a tensor: a storage that is on the CPU already."""
+    """A NumPy array with the interface of a tensor in CPU memory, as Triton's interpreter expects it."""
 
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
         self.dtype = {"float32": "fp32", "bfloat16": "bf16", "int32": "i32"}[array.dtype.name]
 
     def data_ptr(self) -> int:
-        """Its address."""
+        """Returns the address of the first element."""
         return self.array.ctypes.data
 
     def untyped_storage(self, *_: Any, **__: Any) -> "_HostArray":
-        """Itself."""
+        """Returns the array unchanged. The interpreter uses the result only as a tensor with the same data."""
         return self
 
     cpu = new_empty = set_ = size = stride = storage_offset = copy_ = untyped_storage
@@ -168,7 +167,7 @@ class _HostArray:
 def _interpret(
     *arrays: Any, shapes: tuple[jax.ShapeDtypeStruct, ...], grid: tuple[int], constants: dict[str, Any]
 ) -> tuple[np.ndarray, ...]:
-    """Runs the kernel on Triton's interpreter; what it does not write is what `start` holds there, or NaN."""
+    """Runs the kernel on Triton's interpreter. Rows that it does not write keep the values of `start`, or are NaN."""
     arrays = tuple(np.asarray(x) for x in arrays)
     if constants["merges"]:
         outputs = tuple(np.array(x) for x in arrays[-2:])

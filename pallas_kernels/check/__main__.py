@@ -1,7 +1,7 @@
-"""`python -m pallas_kernels.check`: what can be proved of the kernels without a GPU, as one command.
+"""The command `python -m pallas_kernels.check`: checks the GPU kernels without a GPU.
 
-Each step catches what the one before cannot: numbers in the interpreter, addresses in the lowered IR,
-compilation by the real compiler for four GPU generations, registers and spills, memory of a whole layer.
+Each step finds faults that the steps before cannot: wrong numbers in the interpreter, wrong addresses in the lowered
+IR, errors of the real compiler for four GPU generations, spilled registers, and the memory of a whole layer.
 """
 
 from __future__ import annotations
@@ -13,36 +13,54 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-TARGETS = ("sm_80", "sm_90", "sm_100", "sm_120")
-LAYER_TARGET = "sm_90"
+from pallas_kernels.check.names import STEPS, TARGET_NAMES, Step, TargetName
+
+LAYER_TARGET: TargetName = "sm_90"
+DESCRIPTION = """Checks the GPU kernels without a GPU.
+
+The steps are:
+  numerics     Compare the kernels in JAX's interpreter with the reference definitions.
+  addresses    Run the lowered Triton IR in NumPy; find accesses out of bounds and double writes.
+  compilation  Compile every kernel with the real compiler; count registers, spills and tensor-core instructions.
+  jax-triton   Check the kernel that jax-triton launches: its numbers, and its compilation for sm_90.
+  layers       Compile a whole layer for sm_90 and measure its temporary memory.
+
+A step whose tools are not installed is skipped, and the output says how to install them. The exit status is 1 if any
+check failed, and 0 otherwise."""
 
 
 class Report:
-    """Progress lines, tables and failures of one run."""
+    """Results of one run of the command.
+
+    Attributes:
+      failures: Description of each failure.
+      skipped: Steps and measurements that were skipped, mapped to the reason.
+      results: Result rows of each step.
+    """
 
     def __init__(self) -> None:
         self.start = time.monotonic()
         self.failures: list[str] = []
         self.skipped: dict[str, str] = {}
-        self.results: dict[str, list[dict[str, Any]]] = collections.defaultdict(list)
+        self.results: dict[Step, list[dict[str, Any]]] = collections.defaultdict(list)
 
     def line(self, text: str) -> None:
-        """A progress line."""
+        """Prints a progress line to standard error."""
         print(f"[{time.monotonic() - self.start:6.1f}s] {text}", file=sys.stderr, flush=True)
 
-    def add(self, step: str, name: str, fields: dict[str, Any], failure: str | None) -> None:
-        """A result and, if it is not good enough, a failure."""
+    def add(self, step: Step, name: str, fields: dict[str, Any], failure: str | None) -> None:
+        """Records a result, and a failure if there is one, and prints a progress line."""
         self.results[step].append({**fields, "failure": failure})
         if failure is not None:
             self.failures.append(f"{step}: {name}: {failure}")
-        self.line(f"{step}: {name}: {failure or 'ok'}")
+        self.line(f"{step}: {name}: {'failed: ' + failure if failure else 'ok'}")
 
 
 def check_numerics(report: Report) -> None:
-    """Errors in JAX's interpreter, with exact float32 dots, with TF32 emulated, and in bfloat16."""
+    """Checks the errors in JAX's interpreter: in float32 with exact dots, with emulated TF32, and in bfloat16."""
     from pallas_kernels.check import numerics
 
     for error in numerics.errors():
@@ -51,39 +69,40 @@ def check_numerics(report: Report) -> None:
 
 
 def check_addresses(report: Report) -> None:
-    """Bounds, writers and bytes in the lowered IR, and two planted faults."""
+    """Checks bounds and double writes in the lowered IR, counts bytes, and plants two faults that must be found."""
     import jax
 
     from pallas_kernels.check import addresses, triton_ir
 
     if tuple(int(n) for n in jax.__version__.split(".")[:2]) > (0, 10):
-        report.skipped["addresses"] = f"jax {jax.__version__} keeps no Triton IR in the program: pip install 'jax<0.11'"
+        report.skipped["addresses"] = f"jax {jax.__version__} keeps no Triton IR in a program: pip install 'jax<0.11'"
         return
     for case in addresses.CASES:
         result = addresses.check(case)
         failure = str(result.faults[0]) if result.faults else None
         if failure is None and result.error > 1e-4:
-            failure = f"error {result.error:.1e} against XLA"
+            failure = f"the error {result.error:.1e} against XLA is above 1e-04"
         moved = {run.name: round(run.bytes_moved / run.bytes_touched, 2) for run in result.runs}
         report.add("addresses", str(case), {"case": str(case), "error": result.error, "bytes": moved}, failure)
-    planted = (
+    planted: tuple[tuple[triton_ir.FaultKind, Callable[[], list[triton_ir.Fault]]], ...] = (
         (triton_ir.OUT_OF_BOUNDS, addresses.planted_out_of_bounds),
         (triton_ir.TWO_WRITERS, addresses.planted_two_writers),
     )
     for kind, plant in planted:
         caught = any(fault.kind == kind for fault in plant())
-        report.add("addresses", f"planted: {kind}", {"case": f"planted: {kind}"}, None if caught else "was not caught")
+        name = f"planted fault: {kind}"
+        report.add("addresses", name, {"case": name}, None if caught else "was not found")
 
 
-def check_compilation(report: Report, targets: Sequence[str], whole: bool) -> None:
-    """Every kernel by the real compiler, for each target."""
+def check_compilation(report: Report, targets: Sequence[TargetName], whole: bool) -> None:
+    """Compiles every kernel with the real compiler for each target."""
     from pallas_kernels.check import cases, compiling
 
     report.skipped.update(compiling.missing())
     if "compilation" in report.skipped:
         return
 
-    def compile_for(target: str) -> None:
+    def compile_for(target: TargetName) -> None:
         for compiled in compiling.compile_cases(target, list(cases.all_cases(whole))):
             name = " ".join(map(str, (*compiled.case, target)))
             numbers = f"{compiled.registers} registers" if compiled.registers is not None else ""
@@ -96,11 +115,12 @@ def check_compilation(report: Report, targets: Sequence[str], whole: bool) -> No
 
 
 def check_layers(report: Report) -> None:
-    """Memory of a whole layer, compiled for one target."""
-    from pallas_kernels.check import layers
+    """Compiles a whole layer for one target and checks its memory."""
+    from pallas_kernels.check import compiling, layers
 
-    if "compilation" in report.skipped:
-        report.skipped["layers"] = report.skipped["compilation"]
+    lacking = compiling.missing().get("compilation")
+    if lacking is not None:
+        report.skipped["layers"] = lacking
         return
     for layer in layers.compile_layers(LAYER_TARGET):
         fields = layer._asdict()
@@ -110,7 +130,7 @@ def check_layers(report: Report) -> None:
 
 
 def check_jax_triton(report: Report, whole: bool) -> None:
-    """The Triton kernel behind block attention: its numbers, and its compilation for one target."""
+    """Checks the kernel that jax-triton launches: its numbers, and its compilation for one target."""
     from pallas_kernels.check import compiling, jax_triton
 
     lacking = jax_triton.missing()
@@ -128,7 +148,7 @@ def check_jax_triton(report: Report, whole: bool) -> None:
 
 
 def table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
-    """Rows as text, in columns that are as wide as they must be."""
+    """Formats rows as text with aligned columns."""
     cells = [list(columns)]
     cells += [["" if row.get(c) is None else _text(row[c]) for c in columns] for row in rows]
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
@@ -136,6 +156,7 @@ def table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
 
 
 def _text(value: Any) -> str:
+    """Formats one cell of a table."""
     if isinstance(value, float):
         return f"{value:.2g}"
     if isinstance(value, dict):
@@ -143,7 +164,8 @@ def _text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
-COLUMNS = {
+# Columns of each step's table.
+COLUMNS: dict[Step, tuple[str, ...]] = {
     "numerics": ("kernel", "arithmetic", "is_causal", "error", "failure"),
     "addresses": ("case", "error", "bytes", "failure"),
     "compilation": (
@@ -156,18 +178,39 @@ COLUMNS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the steps; 1 if anything failed."""
-    parser = argparse.ArgumentParser(prog="python -m pallas_kernels.check", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--all", action="store_true", help="the whole matrix, not the part that CI compiles")
-    parser.add_argument("--json", action="store_true", help="print the results as JSON instead of tables")
-    parser.add_argument("--targets", default=",".join(TARGETS), help="GPUs to compile for (default: %(default)s)")
-    parser.add_argument("--steps", default=",".join(COLUMNS), help="steps to run (default: %(default)s)")
+    """Runs the chosen steps and prints their results. Returns 1 if any check failed, else 0."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pallas_kernels.check",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="Compile every combination of kernel, dtype, head dimension, block size and form, which takes about an "
+        "hour. By default only the part that CI compiles.",
+    )
+    parser.add_argument("--json", action="store_true", help="Print the results as JSON. By default as tables.")
+    parser.add_argument(
+        "--targets",
+        default=",".join(TARGET_NAMES),
+        metavar="NAMES",
+        help="GPU generations that the step compilation compiles for, separated by commas. Default: %(default)s.",
+    )
+    parser.add_argument(
+        "--steps",
+        default=",".join(STEPS),
+        metavar="NAMES",
+        help="Steps to run, separated by commas. Default: %(default)s.",
+    )
     options = parser.parse_args(arguments)
-    targets, steps = options.targets.split(","), options.steps.split(",")
-    for name, given, known in (("--targets", targets, TARGETS), ("--steps", steps, tuple(COLUMNS))):
+    given_targets, given_steps = options.targets.split(","), options.steps.split(",")
+    for flag, given, known in (("--targets", given_targets, TARGET_NAMES), ("--steps", given_steps, STEPS)):
         unknown = [x for x in given if x not in known]
         if unknown:
-            parser.error(f"{name} has {unknown[0]!r}; it must be of {', '.join(known)}")
+            parser.error(f"{flag} has {unknown[0]!r}; each name must be one of {', '.join(known)}")
+    targets = [name for name in TARGET_NAMES if name in given_targets]
+    steps = [name for name in STEPS if name in given_steps]
     report = Report()
     if "numerics" in steps:
         check_numerics(report)
@@ -185,9 +228,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for step, rows in report.results.items():
             print(f"\n{step}\n{table(rows, COLUMNS[step])}")
         for what, why in report.skipped.items():
-            print(f"\nskipped: {what}: {why}")
+            print(f"\nSkipped {what}: {why}")
         print(f"\n{len(report.failures)} failures" + "".join(f"\n  {failure}" for failure in report.failures))
-        print("Nothing ran on a GPU.")
+        print("No kernel ran on a GPU.")
     return 1 if report.failures else 0
 
 

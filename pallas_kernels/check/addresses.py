@@ -1,11 +1,11 @@
-"""Runs whole functions on the NumPy interpreter of Triton IR, and plants faults that it must catch."""
+"""Runs public functions on the NumPy interpreter of Triton IR, and plants faults that it must catch."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 from unittest import mock
 
 import jax
@@ -14,22 +14,31 @@ import numpy as np
 
 import elsaa_jax
 from elsaa_jax import reference
-from elsaa_jax.types import BranchOutput
+from elsaa_jax.types import BranchOutput, Implementation
 from pallas_kernels import block_attention, configs, launch, race, race_backward
 from pallas_kernels.check import triton_ir
+from pallas_kernels.plan import Geometry, Plan
 
 MODULES = (block_attention, race, race_backward)
-
-
+Function: TypeAlias = Literal["sort_lsh_attention", "exact_attention", "race_attention", "elsaa_attention"]
 FUSED = elsaa_jax.ElsaaConfig(
     race=elsaa_jax.RaceConfig(num_tables=3, num_bits=3, chunk_size=20), sparse=elsaa_jax.SortLshConfig(9, 16)
 )
 
 
 class Case(NamedTuple):
-    """A small call of a public function, with sizes that are no multiples of a tile."""
+    """A small call of a public function. No tile size divides its lengths.
 
-    function: str
+    Attributes:
+      function: Name of the function in `elsaa_jax`.
+      num_queries: Number of query positions, T.
+      num_keys: Number of key positions, S.
+      is_causal: Whether attention is causal.
+      masked: Whether there is a key mask.
+      options: Other arguments of the function.
+    """
+
+    function: Function
     num_queries: int
     num_keys: int
     is_causal: bool
@@ -41,20 +50,20 @@ class Case(NamedTuple):
         return " ".join(parts + ["causal"] * self.is_causal + ["masked"] * self.masked)
 
     def arrays(self) -> list[jax.Array]:
-        """query (2, T, 4, 16), key and value (2, S, 2, 16)."""
+        """Returns a random query (2, T, 4, 16), key and value (2, S, 2, 16)."""
         rng = np.random.default_rng(self.num_queries)
         shapes = (2, self.num_queries, 4, 16), (2, self.num_keys, 2, 16), (2, self.num_keys, 2, 16)
         return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
 
-    def run(self, implementation: str, *arrays: jax.Array) -> Any:
-        """The branch; of both together, the fused output and no mass."""
+    def run(self, implementation: Implementation, *arrays: jax.Array) -> BranchOutput:
+        """Calls the function of `elsaa_jax`. `elsaa_attention` returns no mass, so its mass is 0."""
         return self._call(elsaa_jax, *arrays, implementation=implementation)
 
-    def run_reference(self, *arrays: jax.Array) -> Any:
-        """The branch by its definition."""
+    def run_reference(self, *arrays: jax.Array) -> BranchOutput:
+        """Calls the function of `elsaa_jax.reference`."""
         return self._call(reference, *arrays)
 
-    def _call(self, module: Any, *arrays: jax.Array, **extra_options: Any) -> Any:
+    def _call(self, module: Any, *arrays: jax.Array, **extra_options: Any) -> BranchOutput:
         planes = elsaa_jax.sample_planes(jax.random.key(0), (3, 3, 16)) / 2
         mask = jnp.asarray(np.random.default_rng(1).random((2, self.num_keys)) < 0.8) if self.masked else None
         extra = {"race_attention": (planes,), "sort_lsh_attention": (planes[0],)}.get(self.function, ())
@@ -79,27 +88,36 @@ CASES = [
 
 @contextlib.contextmanager
 def on_triton_ir() -> Iterator[list[triton_ir.Run]]:
-    """Within it, kernels that are called with "interpret" run on their Triton IR; gives what each did."""
+    """Runs kernels of the implementation "interpret" in this context on their Triton IR, and yields their records."""
     runs: list[triton_ir.Run] = []
 
-    def call(kernel, name, settings, grid, out_shapes, arrays, *, aliases=None):
+    def call(
+        kernel: functools.partial[None],
+        name: configs.CompiledName,
+        settings: configs.Settings,
+        grid: tuple[int, ...],
+        out_shapes: Sequence[jax.ShapeDtypeStruct],
+        arrays: Sequence[jax.Array],
+        *,
+        aliases: dict[int, int] | None = None,
+    ) -> list[jax.Array]:
         settings = settings._replace(arithmetic="gpu")
-        # The kernel holds settings of its own, which say how its dots are computed.
+        # The kernel holds the settings too, for the arithmetic of its dots.
         kernel = functools.partial(kernel.func, *kernel.args, **{**kernel.keywords, "settings": settings})
 
-        def launch_it(*arrays):
+        def launch_it(*arrays: jax.Array) -> list[jax.Array]:
             return launch.call(kernel, name, settings, grid, out_shapes, arrays, aliases=aliases)
 
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
         (found,) = triton_ir.kernels_of(triton_ir.lower(launch_it, *shapes))
 
-        def run(*arrays):
+        def run(*arrays: jax.Array) -> list[np.ndarray]:
             runs.append(triton_ir.run(found, [np.asarray(x) for x in arrays]))
             return runs[-1].outputs
 
         return jax.pure_callback(run, list(out_shapes), *arrays)
 
-    # Programs that were traced before know nothing of this, and those traced here are of no use later.
+    # Programs traced outside the context must not be reused inside it, nor the other way round.
     jax.clear_caches()
     with contextlib.ExitStack() as stack:
         for module in MODULES:
@@ -109,22 +127,27 @@ def on_triton_ir() -> Iterator[list[triton_ir.Run]]:
 
 
 class Result(NamedTuple):
-    """What a case gave: the error of outputs and gradients against XLA, and what its kernels did."""
+    """Result of a case.
+
+    Attributes:
+      error: Largest error of outputs and gradients against XLA.
+      runs: Records of the kernels that ran.
+    """
 
     error: float
     runs: list[triton_ir.Run]
 
     @property
     def faults(self) -> list[triton_ir.Fault]:
-        """Of all kernels."""
+        """Faults of all kernels."""
         return [fault for run in self.runs for fault in run.faults]
 
 
 def check(case: Case) -> Result:
-    """Forward and backward of a case on the Triton IR, against XLA."""
+    """Runs forward and backward of a case on the Triton IR and compares them with XLA."""
 
-    def value_and_grads(implementation: str) -> Any:
-        def loss(*arrays):
+    def value_and_grads(implementation: Implementation) -> Any:
+        def loss(*arrays: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
             branch = case.run(implementation, *arrays)
             mass = jnp.where(jnp.isneginf(branch.log_mass), 0.0, branch.log_mass)
             return jnp.sum(jnp.sin(branch.out)) + jnp.sum(jnp.cos(mass)), (branch.out, mass)
@@ -140,9 +163,9 @@ def check(case: Case) -> Result:
 
 
 def planted_out_of_bounds() -> list[triton_ir.Fault]:
-    """Faults of block attention whose loads and stores have lost their masks."""
+    """Removes the masks of loads and stores from block attention, and returns the faults found."""
 
-    def without_mask(ref, rows):
+    def without_mask(ref: launch.Ref, rows: jax.Array) -> tuple[tuple[jax.Array, jax.Array], jax.Array]:
         index, present = places(ref, rows)
         return index, jnp.ones_like(present)
 
@@ -152,13 +175,13 @@ def planted_out_of_bounds() -> list[triton_ir.Fault]:
 
 
 def planted_two_writers() -> list[triton_ir.Fault]:
-    """Faults of block attention by a plan in which two tiles hold the same queries."""
+    """Runs block attention with a plan in which two tiles hold the same queries, and returns the faults found."""
     rows = jnp.arange(16, dtype=jnp.int32)
     two, both = jnp.stack([rows, rows]), jnp.array([0, 1], jnp.int32)
-    plan = block_attention.Plan(two, jnp.stack([rows, rows + 16]), both, both + 1, both, both + 1)
+    plan = Plan(two, jnp.stack([rows, rows + 16]), both, both + 1, both, both + 1)
     query, key = jnp.ones((16, 16), jnp.float32), jnp.ones((32, 16), jnp.float32)
     settings = configs.Settings(16, 16, 4, 1)
-    geometry = block_attention.Geometry(1.0, None)
+    geometry = Geometry(1.0, None)
     with on_triton_ir() as runs:
         jax.block_until_ready(block_attention.forward(plan, query, key, key, None, jnp.float32, geometry, settings))
     return runs[0].faults

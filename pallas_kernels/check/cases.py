@@ -1,9 +1,9 @@
-"""The kernel calls that are compiled: every kernel, in each form in which the library calls it."""
+"""The kernel calls that the check compiles: every kernel, in each form in which the library calls it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -11,54 +11,67 @@ import jax.numpy as jnp
 from pallas_kernels import block_attention, race, race_backward
 from pallas_kernels.configs import (
     BLOCK_KERNELS,
+    DTYPES,
     KERNELS,
     MAX_RACE_HEAD_DIM,
     RACE_KERNELS,
+    DTypeName,
+    KernelName,
     Launcher,
     Settings,
     fit,
     settings_of,
 )
 from pallas_kernels.fusion import Sparse
+from pallas_kernels.plan import Causal, Geometry, Plan
 from pallas_kernels.soft_codes import Tables
 
 LENGTH = 4096
 HEADS, KV_HEADS = 4, 2
 TABLES = Tables(num_tables=4, num_bits=4)
-BLOCK_FORMS = ("one", "stretch", "level")
-RACE_FORMS = ("full", "causal")
-# Of what differs where the fusion is in the readout.
-FUSED_FORMS = ("full fused", "causal fused")
-# What CI compiles.
-HARDEST_FORMS = ("level", "causal", "causal fused")
+
+BlockForm: TypeAlias = Literal["one", "stretch", "level"]
+RaceForm: TypeAlias = Literal["full", "causal"]
+FusedForm: TypeAlias = Literal["full fused", "causal fused"]
+Form: TypeAlias = BlockForm | RaceForm | FusedForm
+BLOCK_FORMS: tuple[BlockForm, ...] = get_args(BlockForm)
+RACE_FORMS: tuple[RaceForm, ...] = get_args(RaceForm)
+# The kernels that change if the readout holds the fusion have these forms too.
+FUSED_FORMS: tuple[FusedForm, ...] = get_args(FusedForm)
+# CI compiles these forms. They need the most registers.
+HARDEST_FORMS: tuple[Form, ...] = ("level", "causal", "causal fused")
 
 
 class KernelCase(NamedTuple):
-    """One kernel as it is compiled.
+    """A kernel call to compile.
 
     Attributes:
-      kernel: its name.
-      dtype: of q, k and v.
-      head_dim: H.
-      block: keys of a block, or tokens of a chunk.
-      form: of block attention "one" (not causal), "stretch" (the causal base) or "level" (added to what is
-        there); of RACE "full" or "causal", and the same with the fusion in it.
+      kernel: Name of the kernel.
+      dtype: Dtype of q, k and v.
+      head_dim: Head dimension, H.
+      block: Number of keys in a block (block attention) or of tokens in a chunk (RACE).
+      form: Variant of the call. Block attention: "one" is non-causal, "stretch" is the causal base, "level" adds to
+        existing sums. RACE: "full" is non-causal, "causal" is causal, each also with the fusion.
     """
 
-    kernel: str
-    dtype: str
+    kernel: KernelName
+    dtype: DTypeName
     head_dim: int
     block: int
-    form: str
+    form: Form
 
 
 def all_cases(whole: bool) -> Iterator[KernelCase]:
-    """The whole matrix of what is not refused, or the part of it that CI compiles."""
+    """Yields all kernel calls to compile, or the part that CI compiles.
+
+    Args:
+      whole: Whether to yield all dtypes, head dimensions, block sizes and forms that the kernels accept.
+    """
     for kernel in KERNELS:
-        forms: tuple[str, ...] = BLOCK_FORMS if kernel in BLOCK_KERNELS else RACE_FORMS
+        forms: tuple[Form, ...] = BLOCK_FORMS if kernel in BLOCK_KERNELS else RACE_FORMS
         if kernel in ("race_readout", "race_backward_query"):
             forms = (*forms, *FUSED_FORMS)
-        for dtype in ("bfloat16", "float32"):
+        for dtype in DTYPES:
             for head_dim in (32, 64, 128) if whole else (64,):
                 if kernel in RACE_KERNELS and head_dim > MAX_RACE_HEAD_DIM:
                     continue
@@ -71,7 +84,7 @@ def all_cases(whole: bool) -> Iterator[KernelCase]:
 def build(
     case: KernelCase, target: int, sharding: Any, launcher: Launcher = "pallas"
 ) -> tuple[Callable, tuple[Any, ...]]:
-    """The call of a case, and its arguments as shapes."""
+    """Returns the function that calls the kernel of a case, and the shapes of its arguments."""
     settings = settings_of(case.kernel, case.dtype, case.head_dim, target)._replace(launcher=launcher)
 
     def shape(*sizes: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
@@ -82,13 +95,14 @@ def build(
 
 
 def _block_call(case: KernelCase, settings: Settings, shape: Callable) -> tuple[Callable, tuple[Any, ...]]:
+    """Returns a call of a block attention kernel."""
     queries, keys = LENGTH * HEADS, LENGTH * KV_HEADS
     query_tile, key_tile = (fit(size, case.block) for size in (settings.query_tile, settings.key_tile))
     tiles, blocks = queries // query_tile, keys // key_tile
     sizes = (tiles, query_tile), (blocks, key_tile), (tiles,), (tiles,), (blocks,), (blocks,)
-    plan = block_attention.Plan(*(shape(*size, dtype=jnp.int32) for size in sizes))
-    causal = block_attention.Causal(LENGTH, LENGTH, HEADS, KV_HEADS) if case.form == "stretch" else None
-    geometry = block_attention.Geometry(case.head_dim**-0.5, causal)
+    plan = Plan(*(shape(*size, dtype=jnp.int32) for size in sizes))
+    causal = Causal(LENGTH, LENGTH, HEADS, KV_HEADS) if case.form == "stretch" else None
+    geometry = Geometry(case.head_dim**-0.5, causal)
     query, key = (shape(n, case.head_dim, dtype=jnp.dtype(case.dtype)) for n in (queries, keys))
     numbers = shape(queries)
     dtype = jnp.dtype(case.dtype) if case.form == "one" else jnp.dtype(jnp.float32)
@@ -108,6 +122,7 @@ def _block_call(case: KernelCase, settings: Settings, shape: Callable) -> tuple[
 
 
 def _race_call(case: KernelCase, settings: Settings, shape: Callable) -> tuple[Callable, tuple[Any, ...]]:
+    """Returns a call of a RACE kernel."""
     causal, fused = case.form.startswith("causal"), case.form.endswith("fused")
     sizes = 1, LENGTH, LENGTH, HEADS, KV_HEADS
     geometry = race.Geometry(*sizes, TABLES, case.block, causal, masked=True, shared_planes=False)

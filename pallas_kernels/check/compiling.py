@@ -1,7 +1,8 @@
-"""Compilation by the real GPU compiler, without a device: registers, spills, shared memory, tensor cores.
+"""Compilation of kernels by the real GPU compiler, without a device: registers, spills, shared memory, tensor cores.
 
-Run as a process of its own for each target, since a bad kernel can abort it:
-`python -m pallas_kernels.check.compiling sm_90` reads cases as JSON lines and writes results as JSON lines.
+`python -m pallas_kernels.check.compiling sm_90 DIRECTORY` reads cases as JSON lines from standard input, compiles them
+for sm_90 and prints one JSON line per case. The check runs one such process per target, because a bad kernel can abort
+the process.
 """
 
 from __future__ import annotations
@@ -17,22 +18,36 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from pallas_kernels.check.cases import KernelCase
+from pallas_kernels.check.names import TARGET_NAMES, TargetName
 
+if TYPE_CHECKING:
+    from pallas_kernels.check.targets import Target
+
+Tool: TypeAlias = Literal["ptxas", "nvdisasm"]
+# Instructions that run on tensor cores, in the machine code of any generation.
 TENSOR_CORES = re.compile(r"\b(HMMA|HGMMA|UTC[A-Z]*MMA|QMMA|OMMA)\b")
-
-
-# From JAX 0.11 on a kernel is compiled when it is lowered, and nothing of it is left to look at.
+# Since JAX 0.11, lowering a program compiles its kernels and keeps neither Triton IR nor PTX.
 KEEPS_PTX = tuple(int(n) for n in importlib.metadata.version("jax").split(".")[:2]) < (0, 11)
 
 
 class Compiled(NamedTuple):
-    """What the compiler made of one kernel; None where a tool is missing, `error` where it failed."""
+    """Results of compiling one kernel. A number is None if the tool that measures it is missing.
+
+    Attributes:
+      case: Kernel call that was compiled.
+      target: GPU generation.
+      error: Reason why the compilation failed, or None.
+      registers: Registers per thread.
+      spilled: Bytes of registers that spill to memory.
+      shared: Bytes of shared memory of a program.
+      tensor_cores: Number of tensor-core instructions.
+    """
 
     case: KernelCase
-    target: str
+    target: TargetName
     error: str | None = None
     registers: int | None = None
     spilled: int | None = None
@@ -41,16 +56,16 @@ class Compiled(NamedTuple):
 
     @property
     def failure(self) -> str | None:
-        """Why it is not good enough, in a word or two."""
+        """Reason why the kernel does not pass, or None."""
         if self.error is not None:
             return self.error
         if self.spilled:
-            return f"{self.spilled} bytes spilled"
-        return "no tensor cores" if self.tensor_cores == 0 else None
+            return f"spills {self.spilled} bytes of registers"
+        return "uses no tensor cores" if self.tensor_cores == 0 else None
 
 
-def find_tool(name: str) -> str | None:
-    """ptxas or nvdisasm, on the path or among NVIDIA's Python packages."""
+def find_tool(name: Tool) -> str | None:
+    """Returns the path of a CUDA tool, on PATH or in NVIDIA's Python packages; None if it is missing."""
     found = shutil.which(name)
     if found is not None:
         return found
@@ -63,25 +78,27 @@ def find_tool(name: str) -> str | None:
 
 
 def missing() -> dict[str, str]:
-    """What is not here, and how to get it."""
+    """Returns the measurements that cannot be made here. Each is mapped to the reasons, with the commands that help."""
     jax = importlib.metadata.version("jax")
-    lacking = {}
+    lacking: dict[str, str] = {}
     if importlib.util.find_spec("jax_cuda13_plugin") is None:
         packages = f"jax-cuda13-plugin=={jax} jax-cuda13-pjrt=={jax}"
         lacking["compilation"] = f"the CUDA plugin is missing: pip install --no-deps {packages}"
+    # ptxas and nvdisasm both need the PTX of a kernel, so a JAX that keeps none is a reason for either.
+    reasons = [] if KEEPS_PTX else [f"jax {jax} keeps no PTX of a kernel: pip install 'jax<0.11'"]
     if find_tool("ptxas") is None:
-        lacking["registers and spills"] = (
-            "ptxas is missing: install the CUDA toolkit 13, or pip install nvidia-cuda-nvcc"
-        )
-    if not KEEPS_PTX:
-        lacking["registers and spills"] = f"jax {jax} leaves no PTX of a kernel: pip install 'jax<0.11'"
+        reasons.append("ptxas is missing: install the CUDA toolkit 13, or pip install nvidia-cuda-nvcc")
+    if reasons:
+        lacking["registers and spills"] = "; ".join(reasons)
     if find_tool("nvdisasm") is None:
-        lacking["tensor cores"] = "nvdisasm is missing: pip install nvidia-cuda-nvdisasm"
+        reasons.append("nvdisasm is missing: pip install nvidia-cuda-nvdisasm")
+    if reasons:
+        lacking["tensor cores"] = "; ".join(reasons)
     return lacking
 
 
-def compile_cases(target: str, cases: list[KernelCase]) -> Iterator[Compiled]:
-    """Compiles cases in another process; one that kills it is an error, and the rest goes on in a new one."""
+def compile_cases(target: TargetName, cases: list[KernelCase]) -> Iterator[Compiled]:
+    """Compiles cases in a separate process. If a case kills the process, it is an error and a new process continues."""
     left = list(cases)
     while left:
         with tempfile.TemporaryDirectory() as dump:
@@ -104,12 +121,15 @@ def compile_cases(target: str, cases: list[KernelCase]) -> Iterator[Compiled]:
                 fields = json.loads(line)
                 yield Compiled(left.pop(0), target, **fields)
             if process.wait() and left:
-                yield Compiled(left.pop(0), target, error=f"the compiler died with status {process.returncode}")
+                yield Compiled(
+                    left.pop(0), target, error=f"the compiler process exited with status {process.returncode}"
+                )
 
 
 def _compile(
-    case: KernelCase, target: Any, dump: pathlib.Path, sharding: Any, cache: dict[str, dict]
+    case: KernelCase, target: Target, dump: pathlib.Path, sharding: Any, cache: dict[str, dict]
 ) -> dict[str, Any]:
+    """Compiles one case and measures it. `cache` holds the results of equal programs."""
     import jax
 
     from pallas_kernels.check.cases import build
@@ -131,7 +151,7 @@ def _compile(
 
 
 def measure(architecture: str, dump: pathlib.Path) -> dict[str, Any]:
-    """Registers, spills and tensor-core instructions of the one kernel in the dump."""
+    """Measures the one kernel whose PTX is in the directory `dump`: registers, spills, shared memory, tensor cores."""
     found = [path for path in dump.glob("*.ptx") if ".entry" in path.read_text()]
     if not found and not KEEPS_PTX:
         return {}
@@ -153,8 +173,8 @@ def measure(architecture: str, dump: pathlib.Path) -> dict[str, Any]:
     return results
 
 
-def main(target_name: str, dump: str) -> None:
-    """Compiles the cases of standard input for one target."""
+def main(target_name: TargetName, dump: str) -> None:
+    """Compiles the cases from standard input for one target and prints the results."""
     from pallas_kernels.check.targets import TARGETS
 
     target = TARGETS[target_name]
@@ -166,4 +186,5 @@ def main(target_name: str, dump: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    (chosen,) = (name for name in TARGET_NAMES if name == sys.argv[1])
+    main(chosen, sys.argv[2])

@@ -1,6 +1,7 @@
-"""Forward and backward of a whole `ELSAA` layer: our kernels in the lowered program, and the memory it needs.
+"""Forward and backward of a whole `ELSAA` layer: the kernels in the lowered program, and the memory it needs.
 
-`python -m pallas_kernels.check.layers sm_90` compiles, in a process of its own, and writes JSON lines.
+`python -m pallas_kernels.check.layers sm_90` compiles the layer for sm_90 and prints one JSON line per result. The
+check runs it in a separate process.
 """
 
 from __future__ import annotations
@@ -13,54 +14,57 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from pallas_kernels.check.names import TARGET_NAMES, TargetName
+
 LENGTHS = (4_096, 65_536)
 FEATURES, HEADS = 256, 4
 
 
 class Layer(NamedTuple):
-    """A layer that was compiled.
+    """Results of compiling a layer.
 
     Attributes:
-      is_causal: whether it is.
-      target: the GPU.
-      kernels: how often each of our kernels stands in the lowered program.
-      temporary: bytes at each of `LENGTHS`.
-      error: why it could not be compiled, if it could not.
+      is_causal: Whether attention is causal.
+      target: GPU generation.
+      kernels: Number of calls of each kernel in the lowered program.
+      temporary: Bytes of temporary memory at each of `LENGTHS`.
+      error: Reason why the compilation failed, or None.
     """
 
     is_causal: bool
-    target: str
+    target: TargetName
     kernels: dict[str, int]
     temporary: tuple[int, ...]
     error: str | None = None
 
     @property
     def growth(self) -> float:
-        """Bytes at the longer length over those at the shorter."""
+        """Ratio of the memory at the longer length to that at the shorter."""
         return self.temporary[1] / self.temporary[0]
 
     @property
     def share(self) -> float:
-        """Bytes over those of q, k, v, out and their gradients."""
+        """Ratio of the memory at the longer length to that of q, k, v, out and their gradients."""
         return self.temporary[1] / (8 * LENGTHS[1] * FEATURES * 4)
 
     @property
     def failure(self) -> str | None:
-        """Why it is not good enough."""
+        """Reason why the layer needs too much memory or did not compile, or None."""
         if self.error is not None:
             return self.error
         growth, share = (20.0, 4.0) if self.is_causal else (16.5, 2.5)
         if self.growth > growth:
-            return f"memory grows {self.growth:.1f} times, more than {growth}"
-        return (
-            f"memory is {self.share:.2f} times q, k, v, out and gradients, more than {share}"
-            if self.share > share
-            else None
-        )
+            return f"memory grows by a factor of {self.growth:.1f}, above the limit of {growth}"
+        if self.share > share:
+            return f"memory is {self.share:.2f} times q, k, v, out and gradients, above the limit of {share}"
+        return None
 
 
 def derivative(is_causal: bool, length: int, sharding: Any = None) -> tuple[Any, tuple[Any, ...]]:
-    """The gradient of a layer with kernels, and the shapes of its arguments; to be lowered for a GPU."""
+    """Returns the gradient function of a layer that uses the kernels, and the shapes of its arguments.
+
+    The function can be lowered for a GPU.
+    """
     import jax
     import jax.numpy as jnp
 
@@ -74,7 +78,7 @@ def derivative(is_causal: bool, length: int, sharding: Any = None) -> tuple[Any,
     variables = jax.eval_shape(layer.init, jax.random.key(0), x)
     variables = jax.tree.map(lambda v: jax.ShapeDtypeStruct(v.shape, v.dtype, sharding=sharding), variables)
 
-    def loss(params, hashes, x):
+    def loss(params: Any, hashes: Any, x: Any) -> Any:
         out: Any = layer.apply({"params": params, "hashes": hashes}, x)
         return jnp.sum(jnp.sin(out))
 
@@ -82,13 +86,13 @@ def derivative(is_causal: bool, length: int, sharding: Any = None) -> tuple[Any,
 
 
 def count_kernels(text: str) -> dict[str, int]:
-    """How often each kernel stands in a program lowered for a GPU."""
+    """Counts the calls of each kernel in the text of a program that was lowered for a GPU."""
     names = re.findall(r'@__gpu\$xla\.gpu\.triton.*? name = "(\w+)"', text)
     return {name: names.count(name) for name in sorted(set(names))}
 
 
-def compile_layers(target: str) -> Iterator[Layer]:
-    """Compiles the layer, not causal and causal, at both lengths, in another process."""
+def compile_layers(target: TargetName) -> Iterator[Layer]:
+    """Compiles the non-causal and the causal layer at both lengths, in a separate process."""
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
     command = [sys.executable, "-m", "pallas_kernels.check.layers", target]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -98,11 +102,11 @@ def compile_layers(target: str) -> Iterator[Layer]:
         yield Layer(**json.loads(line))
         done += 1
     if process.wait():
-        yield Layer(bool(done), target, {}, (), f"the compiler died with status {process.returncode}")
+        yield Layer(bool(done), target, {}, (), f"the compiler process exited with status {process.returncode}")
 
 
-def main(target_name: str) -> None:
-    """Compiles the layers for one target."""
+def main(target_name: TargetName) -> None:
+    """Compiles the layers for one target and prints the results."""
     import jax
 
     from pallas_kernels.check.targets import TARGETS
@@ -125,4 +129,5 @@ def main(target_name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    (chosen,) = (name for name in TARGET_NAMES if name == sys.argv[1])
+    main(chosen)

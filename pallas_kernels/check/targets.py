@@ -1,4 +1,4 @@
-"""The GPUs that kernels are compiled for, described in words: no device is needed."""
+"""Descriptions of the GPUs that kernels are compiled for. Compilation needs only the description, not the device."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import topologies
 
+from pallas_kernels.check.names import TargetName
+
 
 class Target(NamedTuple):
-    """One GPU, as XLA wants it described.
+    """Description of one GPU for XLA's compiler.
 
     Attributes:
-      name: of the table, "sm_90".
-      architecture: what ptxas is told; with the features of exactly this one where there are any.
-      device: a GPU of this generation.
-      capability: major and minor number.
-      cores: multiprocessors.
-      units: float32 units of a core.
-      core_shared: bytes of shared memory of a core.
-      block_shared: bytes of shared memory that a program may ask for.
-      cache: bytes of the second-level cache.
-      bandwidth: bytes a second.
-      clock: GHz.
-      memory: bytes.
-      threads: of a core, at most.
+      name: Name of the GPU generation, "sm_90".
+      architecture: Architecture for ptxas, with the suffix "a" if the generation has features of its own.
+      device: Name of a GPU of this generation.
+      capability: Major and minor number of the compute capability.
+      cores: Number of multiprocessors.
+      units: Number of float32 units of a multiprocessor.
+      core_shared: Shared memory of a multiprocessor, in bytes.
+      block_shared: Shared memory that one program can use, in bytes.
+      cache: Size of the second-level cache, in bytes.
+      bandwidth: Memory bandwidth, in bytes per second.
+      clock: Clock rate, in GHz.
+      memory: Device memory, in bytes.
+      threads: Maximum number of threads of a multiprocessor.
     """
 
-    name: str
+    name: TargetName
     architecture: str
     device: str
     capability: tuple[int, int]
@@ -44,7 +46,7 @@ class Target(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The target as XLA's text format has it."""
+        """Description in XLA's text format."""
         major, minor = self.capability
         return f"""
 gpu_device_info {{
@@ -63,7 +65,7 @@ device_description_str: "{self.device}"
 """
 
     def lowering(self) -> contextlib.AbstractContextManager[Any]:
-        """What lowering takes place in: from JAX 0.11 on it compiles kernels, and must be told what for."""
+        """Returns the context in which to lower programs. Since JAX 0.11, lowering needs to know the device."""
         if jax.__version_info__ < (0, 11):
             return contextlib.nullcontext()
         from jax._src.mesh import AbstractDevice
@@ -74,12 +76,12 @@ device_description_str: "{self.device}"
         return jax.sharding.use_abstract_mesh(mesh)
 
     def sharding(self) -> Any:
-        """Where the arguments of a compilation for this target lie."""
+        """Returns the sharding of arguments of a program that is compiled for this target."""
         topology = topologies.get_topology_desc(platform="cuda", target_config=self.text, topology="1x1x1")
         return jax.sharding.SingleDeviceSharding(topology.devices[0])
 
 
-TARGETS = {
+TARGETS: dict[TargetName, Target] = {
     target.name: target
     for target in (
         Target(

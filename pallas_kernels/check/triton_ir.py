@@ -1,14 +1,14 @@
-"""An interpreter, in NumPy, of the Triton IR that Pallas lowers kernels to.
+"""A NumPy interpreter of the Triton IR to which Pallas lowers kernels.
 
-It runs the very program that the GPU compiler gets, one program of the grid after another, and sees
-what JAX's own interpreter cannot: reads and writes out of bounds, two programs that write one
-address, and how many bytes are asked for.
+It runs the same IR that the GPU compiler gets, one program of the grid after another. It finds faults that JAX's own
+interpreter cannot see: accesses out of bounds, and two programs that write the same address. It also counts the bytes
+that are read and written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import jax
 import ml_dtypes
@@ -16,15 +16,27 @@ import numpy as np
 from jax._src.lib import triton as triton_library
 from jaxlib.mlir import ir
 
-OUT_OF_BOUNDS = "out of bounds"
-TWO_WRITERS = "two programs write one address"
-TYPES = {"f32": np.float32, "bf16": ml_dtypes.bfloat16, "i32": np.int32, "i8": np.int8, "i1": np.bool_}
+FaultKind: TypeAlias = Literal["out of bounds", "two programs write one address"]
+OUT_OF_BOUNDS: Final = "out of bounds"
+TWO_WRITERS: Final = "two programs write one address"
+# With x64 enabled, some scalars have 64 bits.
+TYPES = {
+    "f64": np.float64, "f32": np.float32, "bf16": ml_dtypes.bfloat16,
+    "i64": np.int64, "i32": np.int32, "i8": np.int8, "i1": np.bool_,
+}  # fmt: skip
 
 
 class Fault(NamedTuple):
-    """One fault: its kind, the argument of the kernel, the program and the element."""
+    """A fault of a kernel.
 
-    kind: str
+    Attributes:
+      kind: Kind of the fault.
+      argument: Index of the kernel's argument that was accessed.
+      program: Index of the program that accessed it.
+      element: Index of the element that was accessed.
+    """
+
+    kind: FaultKind
     argument: int
     program: int
     element: int
@@ -34,14 +46,14 @@ class Fault(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a kernel did.
+    """Record of one run of a kernel.
 
     Attributes:
-      name: of the kernel.
-      outputs: its arrays.
-      faults: what went wrong; empty if nothing.
-      bytes_moved: of all loads and stores that are not masked.
-      bytes_touched: the least that would do, each address once.
+      name: Name of the kernel.
+      outputs: Output arrays.
+      faults: Faults that were found.
+      bytes_moved: Number of bytes of all unmasked loads and stores.
+      bytes_touched: Number of bytes at distinct addresses, the least that could be moved.
     """
 
     name: str
@@ -52,7 +64,15 @@ class Run(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A kernel in a lowered program: its name, IR, grid, and which argument an output shares memory with."""
+    """A kernel in a lowered program.
+
+    Attributes:
+      name: Name of the kernel.
+      code: Triton IR.
+      grid: Number of programs.
+      aliases: Pairs of output index and index of the input whose memory it takes.
+      outputs: Shapes and dtypes of the outputs.
+    """
 
     name: str
     code: bytes
@@ -62,19 +82,24 @@ class Kernel(NamedTuple):
 
 
 class Pointer(NamedTuple):
-    """Addresses: elements of one argument."""
+    """Addresses of elements of one argument.
+
+    Attributes:
+      argument: Index of the argument.
+      offset: Indices of the elements in the flat array.
+    """
 
     argument: int
     offset: Any
 
 
 def lower(function: Callable, *arrays: Any) -> Any:
-    """The program of `function`, lowered for a GPU that need not be there."""
+    """Lowers `function` for a GPU. No GPU is needed."""
     return jax.jit(function).trace(*arrays).lower(lowering_platforms=("cuda",))
 
 
 def kernels_of(lowered: Any) -> list[Kernel]:
-    """All kernels of a lowered program, in order."""
+    """Returns all kernels of a lowered program, in order."""
     found: list[Kernel] = []
 
     def visit(operation: Any) -> None:
@@ -102,12 +127,23 @@ def kernels_of(lowered: Any) -> list[Kernel]:
     return found
 
 
-def run(kernel: Kernel, inputs: Sequence[np.ndarray]) -> Run:
-    """Runs a kernel on arrays, program after program; an output that is not written stays NaN or 0."""
+def text_of(kernel: Kernel) -> str:
+    """Returns the Triton IR of a kernel as text."""
+    return str(_parse(kernel))
+
+
+def _parse(kernel: Kernel) -> ir.Module:
+    """Parses the Triton IR of a kernel."""
     context = ir.Context()
     triton_library.dialect.register_dialect(context)
     context.load_all_available_dialects()
-    module = ir.Module.parse(kernel.code, context)
+    return ir.Module.parse(kernel.code, context)
+
+
+def run(kernel: Kernel, inputs: Sequence[np.ndarray]) -> Run:
+    """Runs a kernel on arrays, one program after another. Elements that are not written stay NaN, or 0 in integers."""
+    # The module must outlive its operations, which do not keep it alive.
+    module = _parse(kernel)
     (function,) = module.body.operations
     outputs = []
     for index, (shape, dtype) in enumerate(kernel.outputs):
@@ -124,11 +160,11 @@ def run(kernel: Kernel, inputs: Sequence[np.ndarray]) -> Run:
 
 
 class _Memory:
-    """The arguments of a kernel, each a flat array, and what was done to them."""
+    """The arguments of a kernel as flat arrays, with a record of all accesses."""
 
-    def __init__(self, inputs: list[np.ndarray], outputs: list[np.ndarray], aliases: dict[int, int]):
+    def __init__(self, inputs: list[np.ndarray], outputs: list[np.ndarray], aliases: dict[int, int]) -> None:
         self.arrays = [*inputs, *outputs]
-        # An aliased input is the memory of its output.
+        # An aliased input shares the memory of its output.
         self.same = {aliased: len(inputs) + output for output, aliased in aliases.items()}
         self.writer = [np.full(x.shape, -1, np.int64) for x in self.arrays]
         self.touched = [np.zeros(x.shape, bool) for x in self.arrays]
@@ -137,6 +173,7 @@ class _Memory:
         self.program = 0
 
     def _elements(self, pointer: Pointer, mask: Any) -> tuple[int, np.ndarray, np.ndarray]:
+        """Returns the argument, the element indices, and which of them are to be accessed. Records faults."""
         argument = self.same.get(pointer.argument, pointer.argument)
         offset = np.asarray(pointer.offset)
         wanted = np.ones(offset.shape, bool) if mask is None else np.broadcast_to(mask, offset.shape)
@@ -148,12 +185,14 @@ class _Memory:
         return argument, np.where(use, offset, 0), use
 
     def load(self, pointer: Pointer, mask: Any, other: Any) -> np.ndarray:
+        """Reads elements. Masked elements read as `other`, or 0."""
         argument, offset, use = self._elements(pointer, mask)
         self.touched[argument][offset[use]] = True
         array = self.arrays[argument]
         return np.where(use, array[offset], array.dtype.type(0) if other is None else other).astype(array.dtype)
 
     def store(self, pointer: Pointer, value: Any, mask: Any) -> None:
+        """Writes elements that are not masked."""
         argument, offset, use = self._elements(pointer, mask)
         elements = offset[use].reshape(-1)
         writers = self.writer[argument][elements]
@@ -197,7 +236,7 @@ def _truncated_division(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _run_block(block: Any, values: dict, memory: _Memory) -> list[Any]:
-    """Runs the operations of a block; returns what its terminator yields."""
+    """Runs the operations of a block and returns the operands of its terminator."""
     for operation in block.operations:
         name, operands = operation.operation.name, [values[x] for x in operation.operands]
         if name in ("scf.yield", "tt.return", "tt.reduce.return"):
@@ -260,7 +299,7 @@ def _evaluate(operation: Any, name: str, operands: list[Any], values: dict, memo
     symbol = attributes["symbol"].value if name == "tt.extern_elementwise" else name
     if symbol in UNARY:
         return [UNARY[symbol](operands[0]).astype(dtype)]
-    raise NotImplementedError(f"the interpreter of Triton IR does not know {symbol}")
+    raise NotImplementedError(f"the interpreter of Triton IR has no operation {symbol}; add it to `_evaluate`")
 
 
 def _constant(attribute: Any, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -288,7 +327,7 @@ def _reduce(operation: Any, x: np.ndarray, axis: int) -> np.ndarray:
         return np.sum(x, axis=axis, dtype=x.dtype)
     if inner in ("arith.maxnumf", "arith.maximumf"):
         return np.max(x, axis=axis)
-    raise NotImplementedError(f"the interpreter of Triton IR does not know a reduction by {inner}")
+    raise NotImplementedError(f"the interpreter of Triton IR has no reduction {inner}; add it to `_reduce`")
 
 
 def _loop(operation: Any, operands: list[Any], values: dict, memory: _Memory) -> list[Any]:

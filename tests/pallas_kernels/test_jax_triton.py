@@ -1,4 +1,4 @@
-"""Block attention forward by jax-triton: who launches it, what is said without it, and its numbers where it is."""
+"""Tests of block attention forward by jax-triton: the choice of launcher, missing packages, and the numbers."""
 
 import sys
 import types
@@ -62,4 +62,4 @@ def test_equals_the_reference():
 
 def test_a_dead_process_is_a_failure():
     results = list(jax_triton._results({"PYTHONPATH": "/nowhere"}, "compile", "/nowhere"))
-    assert results[-1].failure == "the process died with status 1"
+    assert results[-1].failure == "the process exited with status 1"

@@ -1,4 +1,4 @@
-"""The kernels without a GPU: lowering, addresses in the lowered IR, TF32, the table, and the command."""
+"""Tests of the kernels without a GPU: lowering, addresses in the lowered IR, TF32, the settings, the command."""
 
 import json
 import subprocess
@@ -110,7 +110,9 @@ def test_tiles_fit(size, length, tile):
     assert configs.fit(size, length) == tile
 
 
-def test_missing_tools_are_named(monkeypatch, capsys):
+@pytest.mark.parametrize("keeps_ptx", [False, True], ids=["without PTX", "with PTX"])
+def test_missing_tools_are_named(keeps_ptx, monkeypatch, capsys):
+    monkeypatch.setattr(compiling, "KEEPS_PTX", keeps_ptx)
     monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(compiling.shutil, "which", lambda name: None)
     assert command.main(["--steps", "compilation,layers", "--json"]) == 0
@@ -118,18 +120,26 @@ def test_missing_tools_are_named(monkeypatch, capsys):
     assert "pip install --no-deps jax-cuda13-plugin==" in skipped["compilation"]
     assert "ptxas is missing" in skipped["registers and spills"]
     assert "nvdisasm is missing" in skipped["tensor cores"]
+    for measurement in ("registers and spills", "tensor cores"):
+        assert ("keeps no PTX" in skipped[measurement]) is not keeps_ptx
+
+
+def test_layers_alone_name_the_missing_compiler(monkeypatch, capsys):
+    monkeypatch.setattr(compiling.importlib.util, "find_spec", lambda name: None)
+    assert command.main(["--steps", "layers", "--json"]) == 0
+    assert "pip install --no-deps jax-cuda13-plugin==" in json.loads(capsys.readouterr().out)["skipped"]["layers"]
 
 
 @pytest.mark.parametrize(
     ("result", "failure"),
     [
-        (compiling.Compiled(None, "sm_90", registers=255, spilled=8, tensor_cores=4), "8 bytes spilled"),
-        (compiling.Compiled(None, "sm_90", registers=32, spilled=0, tensor_cores=0), "no tensor cores"),
+        (compiling.Compiled(None, "sm_90", registers=255, spilled=8, tensor_cores=4), "spills 8 bytes of registers"),
+        (compiling.Compiled(None, "sm_90", registers=32, spilled=0, tensor_cores=0), "uses no tensor cores"),
         (compiling.Compiled(None, "sm_90", error="too large"), "too large"),
         (compiling.Compiled(None, "sm_90", registers=32, spilled=0, tensor_cores=4), None),
-        (layers.Layer(False, "sm_90", {}, (10, 170)), "memory grows 17.0 times, more than 16.5"),
+        (layers.Layer(False, "sm_90", {}, (10, 170)), "memory grows by a factor of 17.0, above the limit of 16.5"),
         (layers.Layer(True, "sm_90", {}, (10, 170)), None),
-        (numerics.Error("block_forward", "float32", False, 1e-3), "error 1.0e-03 above 1e-05"),
+        (numerics.Error("block_forward", "float32", False, 1e-3), "error 1.0e-03 is above the tolerance 1e-05"),
     ],
 )
 def test_failures(result, failure):
@@ -139,4 +149,4 @@ def test_failures(result, failure):
 def test_bad_flags_are_one_line(capsys):
     with pytest.raises(SystemExit, match="2"):
         command.main(["--targets", "sm_70"])
-    assert "--targets has 'sm_70'; it must be of sm_80, sm_90, sm_100, sm_120" in capsys.readouterr().err
+    assert "--targets has 'sm_70'; each name must be one of sm_80, sm_90, sm_100, sm_120" in capsys.readouterr().err
