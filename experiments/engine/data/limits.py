@@ -81,7 +81,10 @@ class LimitedStream:
         return self._stream.tell()
 
     def _check(self, data: bytes) -> None:
-        check_member_size(len(data), f"a part of {self._name}")
+        if len(data) > MEMBER_BYTES:
+            raise ValueError(
+                f"{self._name} has a part of more than {MEMBER_BYTES:,} bytes, which is the most that is read"
+            )
         check_total_size(self._stream.tell(), self._name)
 
 

@@ -15,6 +15,8 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from experiments.engine.data import disk, raw, sums
 from experiments.engine.data.catalog import DataSet, Form, find
 from experiments.engine.data.disk import DATA_DIR, PARTIAL, PREPARED, PREPARED_DIR, data_dir_of, prepared_dir_of
@@ -22,7 +24,7 @@ from experiments.engine.data.download import download_form
 from experiments.engine.data.manifest import verify, write_manifest
 from experiments.engine.errors import EngineError, one_line
 
-__all__ = ["DATA_DIR", "PREPARED_DIR", "data_dir_of", "open_split", "prepare", "prepared_dir_of"]
+__all__ = ["DATA_DIR", "PREPARED_DIR", "check_labels", "data_dir_of", "open_split", "prepare", "prepared_dir_of"]
 
 
 def open_split(name: str, split: str, data_dir: str | os.PathLike[str] | None = None) -> Sequence[dict[str, Any]]:
@@ -41,6 +43,20 @@ def open_split(name: str, split: str, data_dir: str | os.PathLike[str] | None = 
         raise EngineError(f"{name} has no split {split!r}; use one of {', '.join(data_set.splits)}")
     directory = data_dir_of(data_dir)
     return _open(data_set, directory, prepared_dir_of(directory))[split]
+
+
+def check_labels(name: str, labels: np.ndarray) -> None:
+    """Refuses labels of a prepared set that are not those of its classes.
+
+    Preparation checks labels as well, but a prepared set may come from elsewhere.
+    """
+    num_classes = find(name).num_classes
+    outside = labels[(labels < 0) | (labels >= num_classes)]
+    if outside.size:
+        raise EngineError(
+            f"the prepared set {name} has the label {outside[0]}, and must have labels from 0 to {num_classes - 1}; "
+            "remove its directory, and it is prepared anew"
+        )
 
 
 @functools.cache

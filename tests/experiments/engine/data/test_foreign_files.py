@@ -266,8 +266,8 @@ def test_a_tar_header_that_claims_a_tebibyte(tmp_path, monkeypatch):
     pets(tmp_path)
     member = tarfile.TarInfo("././@PaxHeader")
     member.type, member.size = tarfile.XHDTYPE, 2**40
-    (tmp_path / "images.tar.gz").write_bytes(gzip.compress(member.tobuf() + bytes(20_000)))
-    refused_archive(r"a part of images.tar.gz has 10,001 bytes unpacked, and at most 10,000", "oxford_pets", tmp_path)
+    (tmp_path / "images.tar.gz").write_bytes(gzip.compress(member.tobuf(tarfile.GNU_FORMAT) + bytes(20_000)))
+    refused_archive(r"images.tar.gz has a part of more than 10,000 bytes", "oxford_pets", tmp_path)
 
 
 def test_a_tar_of_too_many_bytes_or_members(tmp_path, monkeypatch):
@@ -299,15 +299,15 @@ def test_zip_bombs(tmp_path, monkeypatch):
 def test_packed_streams_of_too_many_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(limits, "MEMBER_BYTES", 10_000)
     write_arxiv(tmp_path, {split: [(0, "a" * 20_000)] for split in ("train", "valid", "test")})
-    refused(r"a part of train.jsonl.xz has 10,001 bytes unpacked, and at most 10,000 are read", "arxiv11", tmp_path)
+    refused(r"train.jsonl.xz has a part of more than 10,000 bytes", "arxiv11", tmp_path)
     (tmp_path / "wikitext2").mkdir()
     for split in ("train", "valid", "test"):
         (tmp_path / f"wikitext2/{split}.txt.xz").write_bytes(lzma.compress(bytes(20_000)))
-    refused(r"a part of train.txt.xz has 10,001 bytes unpacked, and at most 10,000", "wikitext2", tmp_path)
+    refused(r"train.txt.xz has a part of more than 10,000 bytes", "wikitext2", tmp_path)
     write_fashion(tmp_path)
     path = tmp_path / "fashion_mnist/train-images-idx3-ubyte.gz"
     path.write_bytes(gzip.compress(bytes(20_000)))
-    refused(r"a part of train-images-idx3-ubyte.gz has 10,001 bytes", "fashion_mnist", tmp_path)
+    refused(r"train-images-idx3-ubyte.gz has a part of more than 10,000 bytes", "fashion_mnist", tmp_path)
 
 
 def test_many_lines_of_too_many_bytes(tmp_path, monkeypatch):
@@ -428,7 +428,7 @@ def test_absolute_names_in_a_tar(tmp_path):
     [
         (b'{"id": "2", "label11": 0, "text": "b"', r"line 2 of train.jsonl.xz is not JSON"),
         (b'["2", 0, "b"]', r"line 2 of train.jsonl.xz is not a JSON object"),
-        (b'{"id": "2", "label11": 0, "text": "\xff"}', r"line 2 of train.jsonl.xz is not UTF-8 text \(.* at byte 34\)"),
+        (b'{"id": "2", "label11": 0, "text": "\xff"}', r"line 2 of train.jsonl.xz is not UTF-8 text \(.* at byte 35\)"),
         (b'{"id": "2", "label11": 0, "text": null}', r"line 2 of train.jsonl.xz has no text in its field 'text'"),
         (b'{"id": 2, "label11": 0, "text": "b"}', r"line 2 of train.jsonl.xz has no text in its field 'id'"),
         (b'{"id": "2", "label11": 0, "text": "\\ud800"}', r"line 2 of train.jsonl.xz has half of a surrogate pair"),
@@ -467,19 +467,19 @@ def test_a_truncated_image_in_an_archive(tmp_path):
     """It is found when the set is prepared, not in training."""
     pets(tmp_path)
     write_tar(tmp_path / "images.tar.gz", {"images/cat_1.jpg": image(1), "images/cat_3.jpg": image(3)[:-40]})
-    refused_archive(r"the image images/cat_3.jpg cannot be decoded: .*truncated", "oxford_pets", tmp_path)
+    refused_archive(r"the image images/cat_3.jpg cannot be decoded: .*Truncated", "oxford_pets", tmp_path)
 
 
 @pytest.mark.parametrize("mode", ["P", "RGBA", "CMYK", "L"])
 def test_images_of_other_kinds_in_a_pack_become_colours(tmp_path, mode):
     write_pack(tmp_path, "food101", count=4)
     buffer = io.BytesIO()
-    Image.new("RGB", (9, 9), (200, 30, 30)).convert(mode).save(buffer, "JPEG" if mode == "CMYK" else "PNG")
+    Image.new("RGB", (9, 9), (204, 51, 51)).convert(mode).save(buffer, "JPEG" if mode == "CMYK" else "PNG")
     blob = np.frombuffer(buffer.getvalue(), np.uint8)
     change_pack(tmp_path / "food101/food10.npz", blob=np.tile(blob, 4), off=np.arange(5) * len(blob))
     found = store.open_split("food101", "train", tmp_path)[0]["image"]
     assert found.shape == (9, 9, 3)
-    wanted = (81, 81, 81) if mode == "L" else (200, 30, 30)
+    wanted = (97, 97, 97) if mode == "L" else (204, 51, 51)
     assert np.abs(found[4, 4].astype(int) - wanted).max() <= 10
 
 
