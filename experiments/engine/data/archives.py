@@ -85,6 +85,7 @@ def read_flowers(form: Form, folder: pathlib.Path, split: SplitName) -> Examples
     from scipy.io import loadmat
 
     images, labels, ids = (folder / file.name for file in form.files)
+    # loadmat may crash on a damaged file. The catalog has the sums of both files, which are checked before.
     classes = loadmat(labels)["labels"][0]
     pairs = []
     for index in loadmat(ids)["trnid" if split == "train" else "tstid"][0].tolist():

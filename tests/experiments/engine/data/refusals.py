@@ -9,12 +9,12 @@ from experiments.engine.errors import EngineError
 
 @pytest.fixture
 def fresh():
-    """No set that another test has opened."""
+    """Forgets the sets that other tests have opened."""
     store._open.cache_clear()
 
 
 def refused(message, name, data_dir):
-    """A set cannot be opened, for one reason in one sentence."""
+    """Checks that a set cannot be opened, and that one sentence says why."""
     store._open.cache_clear()
     with pytest.raises(EngineError, match=message) as caught:
         store.open_split(name, "train", data_dir)
@@ -24,7 +24,7 @@ def refused(message, name, data_dir):
 
 
 def refused_archive(message, name, folder, split="train"):
-    """A published archive cannot be read, for one reason in one sentence."""
+    """Checks that a published archive cannot be read, and that one sentence says why."""
     data_set = catalog.find(name)
     with pytest.raises(EngineError, match=message) as caught:
         list(raw.examples(data_set, data_set.forms[-1], folder, split))
@@ -33,6 +33,7 @@ def refused_archive(message, name, folder, split="train"):
 
 
 def change_pack(path, **arrays):
+    """Replaces arrays of an image pack."""
     with np.load(path) as pack:
         before = dict(pack)
     np.savez(path, **before | arrays)

@@ -24,6 +24,19 @@ def test_published_files_are_on_https_and_have_a_sum(data_set):
     assert "http://" not in data_set.home
 
 
+@pytest.mark.parametrize("name", ["imagelabels.mat", "setid.mat"])
+def test_matlab_files_are_checked_before_they_are_read(tmp_path, monkeypatch, name):
+    """SciPy crashes the process on some damaged ones."""
+    (tmp_path / "flowers102").mkdir()
+    for file in catalog.find("flowers102").forms[-1].files:
+        (tmp_path / "flowers102" / file.name).write_bytes(b"damaged")
+    digests = {"102flowers.tgz": 0, "imagelabels.mat": 0, "setid.mat": 0, name: 1}
+    known = {file: catalog._SUMS[file] if not wrong else "0" * 64 for file, wrong in digests.items()}
+    monkeypatch.setattr(sums, "sha256_of", lambda path: known[path.name])
+    monkeypatch.setattr("scipy.io.loadmat", lambda path: pytest.fail("a damaged file is read"))
+    refused(rf"{name} is damaged \(its SHA-256 is 0000000000000000..., it must be", tmp_path, "flowers102")
+
+
 class Response:
     """What a server sends."""
 
