@@ -1,1 +1,1 @@
-"""Data sets: found, prepared once, read by index, and made into examples."""
+"""Data sets: they are found or downloaded, prepared once, read by index, and made into examples."""

@@ -1,4 +1,4 @@
-"""What a classifier is trained and tested on: configs of data, each a function from indices to inputs and labels."""
+"""Examples for training and testing classifiers. Each config of data maps indices to inputs and labels."""
 
 from __future__ import annotations
 
@@ -20,49 +20,49 @@ from experiments.engine.errors import EngineError
 
 Split = Literal["train", "test"]
 Arrays = tuple[np.ndarray, np.ndarray]
-# No part of what is trained: the same data may lie elsewhere.
+# The directory is not part of the identity of a run: the same data may be in another place.
 DATA_DIR_FIELD = {PART_OF_RUN: False}
-EVALUATED_STREAM = 2**31  # of packs of training papers: of no seed, so that all of them are new to every run
+EVALUATED_STREAM = 2**31  # seed of the training papers that are evaluated; no run uses it for training
 
 
 class Examples(Protocol):
-    """Inputs with their classes, of which batches are made: a frozen dataclass, part of the run's config."""
+    """Labelled inputs for batches. An implementation is a frozen dataclass and part of the config of a run."""
 
     @property
     def num_classes(self) -> int:
-        """Classes."""
+        """Number of classes."""
 
     @property
     def vocabulary(self) -> int:
-        """Number of tokens; 1 where the inputs are images."""
+        """Number of token ids; 1 if the inputs are images."""
 
     @property
     def length(self) -> int:
-        """Tokens or pixels of the longest axis that says how long an example is."""
+        """Number of tokens or patches of an example."""
 
     @property
     def example(self) -> jax.ShapeDtypeStruct:
-        """Shape and type of one input."""
+        """Shape and dtype of one input."""
 
     def count(self, split: Split) -> int:
-        """Examples of a split; of training, those of an epoch."""
+        """Returns the number of examples of a split; for training, the number in an epoch."""
 
     def read(self, split: Split, indices: np.ndarray) -> Arrays:
-        """Examples as they are: inputs (n, ...) and labels (n,)."""
+        """Returns examples without augmentation: inputs (n, ...) and labels (n,)."""
 
     def training(self, position: int, count: int, seed: int, rng: np.random.Generator) -> Arrays:
-        """The `count` examples of training that follow `position` examples, augmented by `rng`."""
+        """Returns the `count` training examples that follow the first `position`, augmented by `rng`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class ReviewData:
-    """Long reviews of IMDB.
+    """Long reviews of IMDB, positive or negative.
 
     Attributes:
-      length: N, tokens.
-      vocabulary: number of tokens.
-      augmentation_rate: of the light EDA in training; 0: none.
-      data_dir: of data sets.
+      length: Number of tokens of an example, N.
+      vocabulary: Number of token ids.
+      augmentation_rate: Rate of deletions and swaps in training. 0 means no augmentation.
+      data_dir: Directory of data sets. The default is the one that ELSAA_DATA_DIR names.
     """
 
     length: int
@@ -72,12 +72,12 @@ class ReviewData:
 
     @property
     def num_classes(self) -> int:
-        """Negative and positive."""
+        """Number of classes: negative and positive."""
         return reviews.NUM_CLASSES
 
     @property
     def example(self) -> jax.ShapeDtypeStruct:
-        """Tokens."""
+        """Shape and dtype of the tokens of an example."""
         return jax.ShapeDtypeStruct((self.length,), np.int32)
 
     def _split(self, split: Split) -> reviews.Reviews:
@@ -101,12 +101,12 @@ class ReviewData:
 
 @dataclasses.dataclass(frozen=True)
 class PaperData:
-    """ArXiv papers, packed to N tokens of one class.
+    """ArXiv papers, joined to examples of N tokens of one class.
 
     Attributes:
-      length: N, tokens.
-      vocabulary: number of tokens.
-      data_dir: of data sets.
+      length: Number of tokens of an example, N.
+      vocabulary: Number of token ids.
+      data_dir: Directory of data sets. The default is the one that ELSAA_DATA_DIR names.
     """
 
     length: int
@@ -115,19 +115,19 @@ class PaperData:
 
     @property
     def num_classes(self) -> int:
-        """Archives."""
+        """Number of classes, which are archives of arXiv."""
         return papers.NUM_CLASSES
 
     @property
     def example(self) -> jax.ShapeDtypeStruct:
-        """Tokens."""
+        """Shape and dtype of the tokens of an example."""
         return jax.ShapeDtypeStruct((self.length,), np.int32)
 
     def _papers(self, split: Split) -> papers.Papers:
         return papers.load_papers(self.data_dir, self.vocabulary)[split]
 
     def count(self, split: Split) -> int:
-        """Packs of the test papers; of training, as many as its tokens would fill."""
+        """Returns the number of test examples; for training, the number that its tokens would fill."""
         if split == "test":
             return len(_test_packs(self)[1])
         return max(1, sum(map(len, self._papers("train").tokens)) // self.length)
@@ -140,26 +140,27 @@ class PaperData:
         return papers.stream_packs(self._papers("train"), indices, self.length, EVALUATED_STREAM)
 
     def training(self, position: int, count: int, seed: int, rng: np.random.Generator) -> Arrays:
-        """See `Examples`; the stream has no end, and its packs are new ones."""
+        """See `Examples`. The stream is endless, and each of its examples is new."""
         del rng
         return papers.stream_packs(self._papers("train"), np.arange(position, position + count), self.length, seed)
 
 
 @functools.cache
 def _test_packs(data: PaperData) -> Arrays:
+    """Returns all test examples."""
     return papers.pack_once(data._papers("test"), data.length)[:2]
 
 
 @dataclasses.dataclass(frozen=True)
 class PairData:
-    """Pairs `[CLS] a [SEP] b` of packed ArXiv papers: of one class or not.
+    """Pairs `[CLS] a [SEP] b` of joined ArXiv papers, which are of one class or not.
 
     Attributes:
-      length: N, tokens.
-      vocabulary: number of tokens.
-      train_pairs: different pairs of training.
-      test_pairs: pairs of the test papers.
-      data_dir: of data sets.
+      length: Number of tokens of an example, N.
+      vocabulary: Number of token ids.
+      train_pairs: Number of different training pairs.
+      test_pairs: Number of pairs of test papers.
+      data_dir: Directory of data sets. The default is the one that ELSAA_DATA_DIR names.
     """
 
     length: int
@@ -170,12 +171,12 @@ class PairData:
 
     @property
     def num_classes(self) -> int:
-        """Other, same."""
+        """Number of classes: different and same."""
         return 2
 
     @property
     def example(self) -> jax.ShapeDtypeStruct:
-        """Tokens."""
+        """Shape and dtype of the tokens of an example."""
         return jax.ShapeDtypeStruct((self.length,), np.int32)
 
     def count(self, split: Split) -> int:
@@ -198,15 +199,15 @@ class ImageData:
     """Images of a data set.
 
     Attributes:
-      name: of the data set.
-      classes: of it.
-      size: side of the images that the model sees.
-      patch_size: side of a patch.
-      augmentation: of training.
-      area: share of an image that a resized crop keeps.
-      padding: pixels by which a padded crop moves an image at most.
-      flip: whether images are flipped in training.
-      data_dir: of data sets.
+      name: Name of the data set.
+      classes: Number of classes of the model.
+      size: Height and width of the images that the model sees.
+      patch_size: Height and width of a patch.
+      augmentation: Kind of augmentation in training.
+      area: Range of the share of an image that a resized crop keeps.
+      padding: Number of pixels by which a padded crop moves an image at most.
+      flip: Whether half of the images are mirrored in training.
+      data_dir: Directory of data sets. The default is the one that ELSAA_DATA_DIR names.
     """
 
     name: str
@@ -225,22 +226,22 @@ class ImageData:
 
     @property
     def num_classes(self) -> int:
-        """As of the data set."""
+        """Number of classes."""
         return self.classes
 
     @property
     def vocabulary(self) -> int:
-        """There are no tokens."""
+        """Images have no tokens: 1."""
         return 1
 
     @property
     def length(self) -> int:
-        """Patches."""
+        """Number of patches of an image."""
         return (self.size // self.patch_size) ** 2
 
     @property
     def example(self) -> jax.ShapeDtypeStruct:
-        """An image."""
+        """Shape and dtype of an image."""
         return jax.ShapeDtypeStruct((self.size, self.size, find(self.name).channels), np.float32)
 
     def count(self, split: Split) -> int:
@@ -265,10 +266,11 @@ class ImageData:
         return [source[int(index)] for index in indices]
 
     def _arrays(self, views: list[np.ndarray], examples: list[dict[str, Any]]) -> Arrays:
-        labels = np.array([example["label"] for example in examples], np.int32)
-        if labels.max() >= self.classes:
+        labels = np.array([example["label"] for example in examples], np.int64)
+        outside = labels[(labels < 0) | (labels >= self.classes)]
+        if outside.size:
             raise EngineError(
-                f"{self.name} has the label {labels.max()}, and the model {self.classes} classes; give the data set "
+                f"{self.name} has the label {outside[0]}, and the model {self.classes} classes; give the data set "
                 "that the preset names"
             )
-        return normalize(np.stack(views)), labels
+        return normalize(np.stack(views)), labels.astype(np.int32)

@@ -1,4 +1,4 @@
-"""Images: augmented in training, cut from the middle in evaluation, normalised."""
+"""Views of images: random ones for training, the centre for evaluation, and normalisation."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from PIL import Image
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 FASHION = ((0.2860,), (0.3530,))
-RESIZE = 256 / 224  # of the short side before the centre is cut
-AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # of random crops
+RESIZE = 256 / 224  # length of the short side before the centre is cut out, relative to the size of the view
+AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)  # ranges of the area and of the aspect ratio of random crops
 
 Augmentation = Literal["resized_crop", "padded_crop"]
 
@@ -26,24 +26,24 @@ def training_image(
     padding: int = 4,
     flip: bool = True,
 ) -> np.ndarray:
-    """A random view of an image, (size, size, channels) uint8.
+    """Returns a random view of an image, (size, size, channels) uint8.
 
     Args:
-      image: (height, width, channels) uint8.
-      size: of the view.
-      kind: "resized_crop", a random part of the image at random proportions; "padded_crop", the image moved by up to
-        `padding` pixels.
-      rng: of the view.
-      area: share of the image that a resized crop keeps.
-      padding: of a padded crop.
-      flip: whether left and right change places in half of all cases.
+      image: Image, (height, width, channels) uint8.
+      size: Height and width of the view.
+      kind: "resized_crop" takes a random part of the image with a random aspect ratio. "padded_crop" moves the image by
+        up to `padding` pixels.
+      rng: Random generator.
+      area: Range of the share of the image that a resized crop keeps.
+      padding: Number of pixels by which a padded crop moves the image at most.
+      flip: Whether half of the views are mirrored.
     """
     view = _resized_crop(image, size, area, rng) if kind == "resized_crop" else _padded_crop(image, size, padding, rng)
     return view[:, ::-1] if flip and rng.random() < 0.5 else view
 
 
 def evaluation_image(image: np.ndarray, size: int, kind: Augmentation) -> np.ndarray:
-    """The middle of an image, resized so that it is a little larger; the whole where no crops are resized."""
+    """Returns the centre of the resized image, or the whole resized image for "padded_crop"."""
     height, width = image.shape[:2]
     if kind == "padded_crop":
         return image if (height, width) == (size, size) else _resize(image, (0, 0, width, height), size, size)
@@ -55,7 +55,7 @@ def evaluation_image(image: np.ndarray, size: int, kind: Augmentation) -> np.nda
 
 
 def normalize(images: np.ndarray) -> np.ndarray:
-    """uint8 -> float32 with mean 0 and deviation 1: of ImageNet for colours, of Fashion-MNIST for grey."""
+    """Returns uint8 images as float32, scaled by the statistics of ImageNet (colour) or Fashion-MNIST (grey)."""
     mean, deviation = (np.array(x, np.float32) for x in (IMAGENET if images.shape[-1] == 3 else FASHION))
     return (images.astype(np.float32) / np.float32(255) - mean) / deviation
 
@@ -63,6 +63,7 @@ def normalize(images: np.ndarray) -> np.ndarray:
 def _resized_crop(
     image: np.ndarray, size: int, area: tuple[float, float], rng: np.random.Generator, tries: int = 10
 ) -> np.ndarray:
+    """Returns a random part of an image, resized; the largest central square if no random part fits."""
     height, width = image.shape[:2]
     for _ in range(tries):
         share = rng.uniform(*area) * height * width
@@ -77,6 +78,7 @@ def _resized_crop(
 
 
 def _padded_crop(image: np.ndarray, size: int, padding: int, rng: np.random.Generator) -> np.ndarray:
+    """Returns an image that is moved by up to `padding` pixels, with zeros where it has left."""
     image = evaluation_image(image, size, "padded_crop")
     padded = np.pad(image, ((padding, padding), (padding, padding), (0, 0)))
     top, left = rng.integers(2 * padding + 1, size=2)
@@ -84,7 +86,7 @@ def _padded_crop(image: np.ndarray, size: int, padding: int, rng: np.random.Gene
 
 
 def _resize(image: np.ndarray, box: tuple[int, int, int, int], height: int, width: int) -> np.ndarray:
-    """The part of an image within (left, top, right, bottom), resized."""
+    """Returns the part of an image within a box (left, top, right, bottom), resized."""
     squeezed = image[..., 0] if image.shape[-1] == 1 else image
     resized = np.asarray(
         Image.fromarray(squeezed).resize((width, height), Image.Resampling.BILINEAR, box=box, reducing_gap=2.0)

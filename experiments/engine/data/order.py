@@ -1,6 +1,6 @@
-"""The order in which examples come: a pure function of the seed and of how many came before.
+"""The order of training examples: a pure function of the seed and of the number of examples before.
 
-So a run needs no state of its data in its checkpoint: it goes on in the middle of an epoch by the number of its step.
+A checkpoint therefore needs no state of the data: a run continues in the middle of an epoch from its step number alone.
 """
 
 from __future__ import annotations
@@ -11,9 +11,15 @@ import numpy as np
 
 
 def shuffled(size: int, position: int, count: int, seed: int) -> np.ndarray:
-    """The indices of the `count` examples that follow `position` examples.
+    """Returns the indices of the `count` examples that follow the first `position` examples.
 
-    Every epoch has each example once, in an order of its own; a batch may lie over the end of an epoch.
+    Every epoch has each example once, in a new order. A batch may cross the end of an epoch.
+
+    Args:
+      size: Number of examples of an epoch.
+      position: Number of examples that came before.
+      count: Number of indices.
+      seed: Random seed of the order.
     """
     places = np.arange(position, position + count)
     epochs = places // size
@@ -24,4 +30,5 @@ def shuffled(size: int, position: int, count: int, seed: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=4)
 def _epoch(size: int, epoch: int, seed: int) -> np.ndarray:
+    """Returns the order of one epoch."""
     return np.random.default_rng([seed, epoch]).permutation(size)

@@ -1,4 +1,4 @@
-"""ArXiv papers packed to N tokens of one class, and pairs of such packs; no paper is in two splits."""
+"""ArXiv papers packed to N tokens of one class, and pairs of such packs. No paper is in two splits."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from experiments.engine.data.raw import ARXIV_CLASSES
-from experiments.engine.data.store import open_split
+from experiments.engine.data.store import check_labels, open_split
 from experiments.engine.data.text import CLASS, SEPARATOR, Words, as_text, tokenize
 from experiments.engine.errors import EngineError
 
 NUM_CLASSES = len(ARXIV_CLASSES)
-SHORTEST = 1000  # tokens of a paper that is kept
-# Names of archives that are no English words go wherever they stand, and however their hyphen is written; the others
-# where they are part of an identifier, of an address or of a subject class, such as math/0105123, archive/cs, cs.LG,
-# physics.optics or [math].
+SHORTEST = 1000  # number of tokens of the shortest paper that is kept
+# Names of archives that are not English words are removed wherever they stand, however their hyphen is written. The
+# others are removed only where they are part of an identifier, an address or a subject class, for example
+# math/0105123, archive/cs, cs.LG, physics.optics or [math].
 _ARCHIVES = (
     r"astro-ph|cond-mat|gr-qc|hep-ex|hep-lat|hep-ph|hep-th|math-ph|nlin|nucl-ex|nucl-th|quant-ph|q-bio|q-fin|"
     r"alg-geom|chao-dyn|patt-sol|solv-int|adap-org|comp-gas|dg-ga|funct-an|q-alg|cmp-lg|chem-ph|acc-phys|atom-ph|"
@@ -43,7 +43,7 @@ TAGS = re.compile(
 
 
 def strip_tags(text: str) -> str:
-    """A text without the names of archives, by which a paper would tell its own class."""
+    """Removes the names of archives from a text, because they would give away the class of a paper."""
     return TAGS.sub(" ", text)
 
 
@@ -52,10 +52,10 @@ class Papers:
     """The papers of one split.
 
     Attributes:
-      tokens: of each paper, (n,) int32.
-      labels: its class.
-      by_class: the papers of each class, by index.
-      duplicates: papers of the published split that were left out, because their text is there already.
+      tokens: Tokens of each paper, (n,) int32.
+      labels: Class of each paper, (papers,) int32.
+      by_class: Indices of the papers of each class.
+      duplicates: Number of papers of the published split that were left out because their text occurs elsewhere.
     """
 
     tokens: tuple[np.ndarray, ...]
@@ -65,15 +65,15 @@ class Papers:
 
 
 def text_hash(tokens: Sequence[str]) -> str:
-    """A name of a text by its tokens."""
+    """Returns a hash of a text by its tokens."""
     return hashlib.sha256(" ".join(tokens).encode()).hexdigest()
 
 
 @functools.cache
 def load_papers(data_dir: str | None, vocabulary: int) -> dict[str, Papers]:
-    """The papers of at least 1,000 tokens of all splits; the vocabulary is that of the training papers.
+    """Returns the papers of at least 1,000 tokens by split. The vocabulary is made from the training papers.
 
-    A text that occurs twice is kept where it matters most, in the test split, then in the validation split.
+    A text that occurs in several splits is kept in the test split, or else in the validation split.
     """
     words = Words()
     texts: dict[str, list[np.ndarray]] = {}
@@ -94,7 +94,8 @@ def load_papers(data_dir: str | None, vocabulary: int) -> dict[str, Papers]:
                 labels[split].append(int(example["label"]))
             known.add(name)
         if duplicates[split]:
-            print(f"arxiv11: {duplicates[split]} papers of {split} are there already, and left out", file=sys.stderr)
+            print(f"arxiv11: {duplicates[split]} duplicate papers are left out of the {split} split", file=sys.stderr)
+        check_labels("arxiv11", np.array(labels[split], np.int64))
     for split in ("train", "test"):
         rare = min(range(NUM_CLASSES), key=labels[split].count)
         if labels[split].count(rare) < 2:
@@ -109,14 +110,18 @@ def load_papers(data_dir: str | None, vocabulary: int) -> dict[str, Papers]:
 
 
 def make_papers(tokens: Sequence[np.ndarray], labels: Sequence[int], duplicates: int = 0) -> Papers:
-    """The papers of a split, by class."""
+    """Returns the papers of a split, grouped by class."""
     classes = np.array(labels, np.int32)
     by_class = tuple(np.flatnonzero(classes == label) for label in range(NUM_CLASSES))
     return Papers(tuple(tokens), classes, by_class, duplicates)
 
 
 def fill(papers: Papers, order: np.ndarray, length: int) -> tuple[np.ndarray, list[int]]:
-    """Papers in an order, end to end, cut at `length` tokens; and which ones. A class that is too small starts anew."""
+    """Joins papers in an order until there are `length` tokens.
+
+    Returns:
+      The tokens, (length,), and the indices of the papers. If there are too few papers, they are repeated.
+    """
     parts: list[np.ndarray] = []
     used: list[int] = []
     missing = length
@@ -130,16 +135,16 @@ def fill(papers: Papers, order: np.ndarray, length: int) -> tuple[np.ndarray, li
 
 
 def stream_packs(papers: Papers, indices: np.ndarray, length: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Training examples: a stream without end, in which each class is as frequent as any other.
+    """Returns training examples from an endless stream in which all classes are equally frequent.
 
     Args:
-      papers: of a split.
-      indices: of the examples in the stream.
-      length: N.
-      seed: of the stream.
+      papers: Papers of a split.
+      indices: Positions of the examples in the stream, (n,).
+      length: Number of tokens of an example, N.
+      seed: Random seed of the stream.
 
     Returns:
-      tokens (n, N) int32 and labels (n,) int32.
+      Tokens (n, N) int32 and labels (n,) int32.
     """
     rows, labels = [], []
     for index in indices.tolist():
@@ -151,16 +156,18 @@ def stream_packs(papers: Papers, indices: np.ndarray, length: int, seed: int) ->
 
 
 def _balanced_class(index: int, seed: int) -> int:
-    """Each run of 11 examples has every class once."""
+    """Returns the class of an example of the stream. Every group of 11 consecutive examples has each class once."""
     turn, place = divmod(index, NUM_CLASSES)
     return int(np.random.default_rng([seed, turn, 1]).permutation(NUM_CLASSES)[place])
 
 
 def pack_once(papers: Papers, length: int) -> tuple[np.ndarray, np.ndarray, list[list[int]]]:
-    """Test examples: the papers of each class end to end, each used once; what does not fill a last pack is dropped.
+    """Returns test examples: the papers of each class are joined, and each is used at most once.
+
+    Papers that do not fill the last example of a class are dropped.
 
     Returns:
-      tokens (n, N), labels (n,), and the papers of each.
+      Tokens (n, N), labels (n,), and the indices of the papers of each example.
     """
     rows, labels, sources = [], [], []
     for label, members in enumerate(papers.by_class):
@@ -178,7 +185,7 @@ def pack_once(papers: Papers, length: int) -> tuple[np.ndarray, np.ndarray, list
 
 
 def _half(members: np.ndarray, side: int) -> np.ndarray:
-    """The first or the second half."""
+    """Returns the first half (side 0) or the second half (side 1) of some papers."""
     half = len(members) // 2
     return members[half:] if side else members[:half]
 
@@ -186,16 +193,17 @@ def _half(members: np.ndarray, side: int) -> np.ndarray:
 def make_pairs(
     papers: Papers, indices: np.ndarray, length: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray, list[tuple[list[int], list[int]]]]:
-    """Pairs `[CLS] a [SEP] b` of N tokens, half of them of one class.
+    """Returns pairs `[CLS] a [SEP] b` of N tokens. About half of them have a and b of one class.
 
     Args:
-      papers: of a split, with two or more of each class.
-      indices: of the pairs in their stream.
-      length: N.
-      seed: of the stream.
+      papers: Papers of a split, with two or more of each class.
+      indices: Positions of the pairs in their stream, (n,).
+      length: Number of tokens of a pair, N.
+      seed: Random seed of the stream.
 
     Returns:
-      tokens (n, N), labels (n,), 1 where a and b are of one class, and the papers of a and b: none is in both.
+      Tokens (n, N), labels (n,), which are 1 where a and b are of one class, and the indices of the papers of a and of
+      b. No paper is in both.
     """
     first, second = (length - 2 + 1) // 2, (length - 2) // 2
     rows, labels, sources = [], [], []
@@ -204,11 +212,11 @@ def make_pairs(
         same = int(rng.integers(2))
         one = int(rng.integers(NUM_CLASSES))
         other = one if same else (one + 1 + int(rng.integers(NUM_CLASSES - 1))) % NUM_CLASSES
-        # Each side has half of its class, in both kinds of pairs: which papers come again tells nothing.
+        # In both kinds of pairs each side draws from half of its class, so repeated papers do not give away the label.
         members, others = (np.random.default_rng([seed, index, 3, label]) for label in (one, other))
-        a, of_a = fill(papers, _half(members.permutation(papers.by_class[one]), 0), first)
-        b, of_b = fill(papers, _half(others.permutation(papers.by_class[other]), 1), second)
+        a, papers_a = fill(papers, _half(members.permutation(papers.by_class[one]), 0), first)
+        b, papers_b = fill(papers, _half(others.permutation(papers.by_class[other]), 1), second)
         rows.append(np.concatenate([[CLASS], a, [SEPARATOR], b]).astype(np.int32))
         labels.append(same)
-        sources.append((of_a, of_b))
+        sources.append((papers_a, papers_b))
     return np.stack(rows), np.array(labels, np.int32), sources

@@ -1,4 +1,4 @@
-"""IMDB as long reviews of exactly N tokens: kept, cut into windows, or joined."""
+"""Reviews of IMDB as examples of exactly N tokens: they are kept, cut into pieces, or joined."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 
 import numpy as np
 
-from experiments.engine.data.store import open_split
+from experiments.engine.data.store import check_labels, open_split
 from experiments.engine.data.text import Words, as_text, tokenize
 
 NUM_CLASSES = 2
@@ -15,12 +15,12 @@ NUM_CLASSES = 2
 
 @dataclasses.dataclass(frozen=True)
 class Reviews:
-    """Examples of one split.
+    """The examples of one split.
 
     Attributes:
-      tokens: (n, N) int32.
-      labels: (n,) int32.
-      sources: the reviews of each example, by index in the split.
+      tokens: Tokens of each example, (n, N) int32.
+      labels: Labels of the examples, (n,) int32.
+      sources: Indices in the split of the reviews that each example is made of.
     """
 
     tokens: np.ndarray
@@ -29,18 +29,26 @@ class Reviews:
 
 
 def cut(documents: list[np.ndarray], labels: np.ndarray, length: int) -> Reviews:
-    """Reviews of N to 2N tokens are kept (their first N), longer ones become windows with stride N/2, shorter ones are
-    joined with others of their class until there are N. What is left of a class at its end is dropped.
+    """Makes examples of N tokens from reviews.
+
+    A review of N to 2N tokens gives its first N. A longer one is cut into overlapping pieces that begin N/2 tokens
+    apart. Shorter ones are joined with others of their class until there are N tokens; reviews of a class that are left
+    at the end are dropped.
+
+    Args:
+      documents: Tokens of each review, (tokens,) int32.
+      labels: Labels of the reviews, (reviews,).
+      length: Number of tokens of an example, N.
     """
     rows: list[np.ndarray] = []
     classes: list[int] = []
     sources: list[tuple[int, ...]] = []
     joined: dict[int, list[int]] = {}
 
-    def add(tokens: np.ndarray, label: int, of: tuple[int, ...]) -> None:
+    def add(tokens: np.ndarray, label: int, reviews: tuple[int, ...]) -> None:
         rows.append(tokens[:length])
         classes.append(label)
-        sources.append(of)
+        sources.append(reviews)
 
     for index, (tokens, label) in enumerate(zip(documents, labels.tolist(), strict=True)):
         if len(tokens) > 2 * length:
@@ -61,14 +69,15 @@ def cut(documents: list[np.ndarray], labels: np.ndarray, length: int) -> Reviews
 
 @functools.cache
 def load_reviews(data_dir: str | None, length: int, vocabulary: int) -> tuple[Reviews, Reviews]:
-    """The training and the test examples; the vocabulary is that of the training reviews."""
+    """Returns the training and the test examples. The vocabulary is made from the training reviews."""
     words = Words()
     texts, labels = {}, {}
     for split in ("train", "test"):
         source = open_split("imdb", split, data_dir)
         examples = [source[index] for index in range(len(source))]
         texts[split] = [words.number(tokenize(as_text(example["text"]))) for example in examples]
-        labels[split] = np.array([example["label"] for example in examples], np.int32)
+        labels[split] = np.array([example["label"] for example in examples], np.int64)
+        check_labels("imdb", labels[split])
     ids = words.vocabulary(texts["train"], vocabulary)
     train, test = (cut([ids[text] for text in texts[split]], labels[split], length) for split in ("train", "test"))
     return train, test

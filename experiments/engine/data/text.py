@@ -1,4 +1,4 @@
-"""Text: basic English tokens, a vocabulary of the training texts, and augmentation."""
+"""Tokens of English text, a vocabulary of the training texts, and augmentation."""
 
 from __future__ import annotations
 
@@ -10,40 +10,41 @@ import numpy as np
 UNKNOWN, CLASS, SEPARATOR = range(3)
 NUM_SPECIAL = 3
 _BREAK = re.compile(r"<br\s*/?>")
-# Punctuation becomes tokens; quotes, colons and semicolons go.
+# Punctuation becomes tokens. Quotes, colons and semicolons are removed.
 _SPACED = str.maketrans({c: f" {c} " for c in ".,()!?'"} | {'"': "", ";": " ", ":": " "})
 
 
 def as_text(value: str | bytes) -> str:
-    """A text of a prepared set."""
+    """Returns a text of a prepared set as str."""
     return value.decode() if isinstance(value, bytes) else value
 
 
 def tokenize(text: str) -> list[str]:
-    """Basic English tokens, in lower case: words, and each of . , ( ) ! ? and the apostrophe."""
+    """Splits a text into lower-case tokens: words, and each of . , ( ) ! ? and the apostrophe."""
     return _BREAK.sub(" ", text.lower()).translate(_SPACED).split()
 
 
 class Words:
-    """Numbers of tokens in the order in which they are met: texts are kept as integers while a vocabulary is made."""
+    """A numbering of tokens in the order of their first use, so that texts are kept as integers until ids are known."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
 
     def number(self, tokens: Sequence[str]) -> np.ndarray:
-        """(n,) int32."""
+        """Returns the numbers of some tokens, (n,) int32. New tokens get new numbers."""
         numbers = self._numbers
         return np.fromiter((numbers.setdefault(token, len(numbers)) for token in tokens), np.int32, len(tokens))
 
     def vocabulary(self, texts: Iterable[np.ndarray], size: int) -> np.ndarray:
-        """The ids of all numbers: those of the most frequent tokens of some texts; the others are UNKNOWN.
+        """Returns the id of every number: the most frequent tokens of some texts get ids, the others are UNKNOWN.
 
         Args:
-          texts: in numbers.
-          size: number of ids, UNKNOWN, CLASS and SEPARATOR among them; tokens of one count are in alphabetical order.
+          texts: Texts as numbers of tokens.
+          size: Number of ids, including UNKNOWN, CLASS and SEPARATOR. Equally frequent tokens are taken in alphabetical
+            order.
 
         Returns:
-          (numbers,) int32, by which `ids[text]` are the ids of a text.
+          An array (numbers,) int32. `ids[text]` has the ids of a text that is given in numbers.
         """
         counts = np.zeros(len(self._numbers), np.int64)
         for text in texts:
@@ -58,12 +59,15 @@ class Words:
 
 
 def augment(tokens: np.ndarray, rng: np.random.Generator, *, rate: float = 0.05) -> np.ndarray:
-    """Light EDA: of each row, tokens are deleted with probability `rate`, or as large a share of pairs is swapped.
+    """Augments texts by light EDA (easy data augmentation).
+
+    Each row is augmented in one of two ways, with equal probability: its tokens are deleted with probability `rate`, or
+    `rate * N` pairs of tokens are swapped. A row that has lost tokens is filled up with its own beginning.
 
     Args:
-      tokens: (B, N); a row that has lost some goes on with its own beginning.
-      rng: of the choice, half and half.
-      rate: of deletion and of swaps.
+      tokens: Token ids, (B, N).
+      rng: Random generator.
+      rate: Probability of deletion, and number of swaps per token.
     """
     batch, length = tokens.shape
     out = tokens.copy()

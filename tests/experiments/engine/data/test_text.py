@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from experiments.engine.data import papers, raw, reviews
+from experiments.engine.data import papers, raw, reviews, sums
 from experiments.engine.data.catalog import find
 from experiments.engine.data.examples import PairData, PaperData, ReviewData
 from experiments.engine.data.order import shuffled
@@ -234,7 +234,7 @@ def test_published_papers():
         r"|arxiv *:|archive/(cs|math|physics)\b|(?<![a-z])(cs|math|physics)/\d{7}",
         re.I,
     )
-    raw.check(data_set, data_set.forms[0], folder)
+    sums.check(data_set, data_set.forms[0], folder)
     hashes: list[str] = []
     ids: list[str] = []
     for split, count in (("train", 3132), ("valid", 384), ("test", 389)):
