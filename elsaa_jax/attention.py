@@ -1,21 +1,36 @@
-"""ELSAA attention: both branches and their fusion in one call (Alg. 1 and 6 of the paper)."""
+"""Both branches and their fusion in one call (Alg. 1 and 6 of the paper)."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+import functools
+from typing import NamedTuple, TypeAlias, cast
 
+import jax
 import jax.numpy as jnp
 
-from elsaa_jax import checks
-from elsaa_jax.blocks.exact import count_keys
-from elsaa_jax.checks import check_instance
-from elsaa_jax.config import ElsaaConfig, check_shared_bits
-from elsaa_jax.fusion import broadcast_rows, fuse
-from elsaa_jax.low_rank.fused_race import can_fuse, fused_race
-from elsaa_jax.low_rank.race import make_race, race_attention
-from elsaa_jax.sparse.crossover import is_short, resolve_min_length
-from elsaa_jax.sparse.sort_lsh import sort_lsh_branch
-from elsaa_jax.types import Array, BranchOutput, FusionKind, Implementation
+from elsaa_jax import dispatch
+from elsaa_jax.arrays.masking import zero_masked
+from elsaa_jax.blocks.stretches import Stretches
+from elsaa_jax.checks import (
+    check_call,
+    check_instance,
+    check_planes,
+    check_scalar,
+    check_shared_bits,
+    check_weights,
+)
+from elsaa_jax.config import MAX_HARD_BITS, ElsaaConfig, FusionConfig
+from elsaa_jax.fusion import fuse_checked
+from elsaa_jax.low_rank.call import RaceCall
+from elsaa_jax.low_rank.race import can_fuse, fused_race, make_arrays, make_race, race_branch
+from elsaa_jax.sparse.call import SparseCall
+from elsaa_jax.sparse.crossover import is_short
+from elsaa_jax.sparse.sort_lsh import make_sparse, sparse_branch
+from elsaa_jax.types import Array, BranchOutput, CallFacts, FusionKind, Implementation
+from pallas_kernels.configs import block_refusal
+from pallas_kernels.fusion import FusedKind, Sparse
+
+Gates: TypeAlias = tuple[float | Array, float | Array]
 
 
 def elsaa_attention(
@@ -37,192 +52,216 @@ def elsaa_attention(
     implementation: Implementation | None = None,
     return_branches: bool = False,
 ) -> Array | tuple[Array, tuple[BranchOutput, BranchOutput]]:
-    """Sparse plus low-rank attention, fused by the masses of the two branches.
+    """Computes sparse plus low-rank attention, fused by the masses of the two branches.
 
     Args:
-      query: (B, T, N, H).
-      key: (B, S, K, H).
-      value: (B, S, K, H).
-      race_planes: (M*L, P, H), or (K, M*L, P, H) with one set for each key/value head.
-      lsh_planes: (bits, H) or (K, bits, H). None: the first `config.sparse.num_bits` of the race
-        planes, taken table after table (shared planes).
-      config: the branches and the fusion. What concerns a layer alone has no part here: lambda's
-        kind and start, gates, branch dropout, `share_planes`, the number of planes, `short_conv`, `rotary_base`.
-      lam: lambda of the multiplier, broadcast to (B, T, N).
-      gate_sparse: gate of the sparse branch, broadcast to (B, T, N).
-      gate_low_rank: gate of the low-rank branch, broadcast to (B, T, N).
-      beta: sharpness of the soft codes, may be traced; None: `config.race.beta`.
-      is_causal: query i is the (S - T + i)-th position and attends to positions up to its own.
-      query_mask: (B, T) bool; a masked query has no keys in the sparse branch and moves no other.
-      key_mask: (B, S) bool, True = attend.
-      scale: factor of the logits of the sparse branch; H**-0.5 where None.
-      implementation: see `elsaa_jax.dispatch`.
-      return_branches: whether to return the branches too, their masses as the fusion sees them.
+      query: Queries, (B, T, N, H).
+      key: Keys, (B, S, K, H).
+      value: Values, (B, S, K, H).
+      race_planes: Hash planes of the low-rank branch, (M*L, P, H), or (K, M*L, P, H) with one set for each key/value
+        head.
+      lsh_planes: Hash planes of the sparse branch, (bits, H) or (K, bits, H). By default the first
+        `config.sparse.num_bits` of the race planes, taken table after table (shared planes).
+      config: Settings of the branches and of the fusion. Settings of a layer have no effect here: lambda's kind and
+        start, gates, branch dropout, `share_planes`, the number of planes, `short_conv` and `rotary_base`.
+      lam: Lambda of the multiplier, broadcast to (B, T, N).
+      gate_sparse: Gate of the sparse branch, broadcast to (B, T, N).
+      gate_low_rank: Gate of the low-rank branch, broadcast to (B, T, N).
+      beta: Sharpness of the soft codes, may be traced; `config.race.beta` by default.
+      is_causal: Whether query i, at position S - T + i, attends to positions up to its own only.
+      query_mask: Queries that take part, (B, T) bool. A masked query has no keys in the sparse branch and moves no
+        other.
+      key_mask: Keys that take part, (B, S) bool, True = attend.
+      scale: Factor of the logits of the sparse branch; H**-0.5 by default.
+      implementation: "xla", "pallas" or "interpret"; by default the best for each platform (`elsaa_jax.dispatch`).
+      return_branches: Whether to return the branches too, with the masses that the fusion uses.
 
     Returns:
-      out (B, T, N, H), or (out, (sparse, low_rank)).
+      The output (B, T, N, H), or (output, (sparse, low_rank)).
+
+    Example:
+      >>> import jax
+      >>> from elsaa_jax import elsaa_attention, sample_planes
+      >>> x = jax.random.normal(jax.random.key(0), (1, 300, 2, 16))
+      >>> planes = sample_planes(jax.random.key(1), (4, 4, 16))  # 4 tables of 4 bits
+      >>> elsaa_attention(x, x, x, race_planes=planes, is_causal=True).shape
+      (1, 300, 2, 16)
     """
     check_instance("config", config, ElsaaConfig)
-    branches = Branches(
-        query,
-        key,
-        value,
-        race_planes,
-        lsh_planes,
-        config,
-        beta,
-        is_causal,
-        query_mask,
-        key_mask,
-        scale,
-        implementation,
+    shape = getattr(query, "shape", ())[:3]
+    facts = check_call(query, key, value, is_causal=is_causal, query_mask=query_mask, key_mask=key_mask, scale=scale)
+    for name, weight in (("gate_sparse", gate_sparse), ("gate_low_rank", gate_low_rank), ("lam", lam)):
+        check_weights(name, weight, shape)
+    call = make_elsaa(
+        facts, query, key, race_planes, lsh_planes, config, query_mask is key_mask, implementation=implementation
     )
-    sparse, gates = branches.sparse(), (gate_sparse, gate_low_rank)
+    beta = config.race.beta if beta is None else beta
+    check_scalar("beta", beta, positive=True)
+    arrays = query, key, value, race_planes, lsh_planes, beta, query_mask, key_mask
+    return _elsaa(call, return_branches, *arrays, (gate_sparse, gate_low_rank), lam)
+
+
+class ElsaaCall(NamedTuple):
+    """Static facts of one call. Hashable, so it can be a static argument of `jit`.
+
+    Attributes:
+      sparse: Facts of the sparse branch.
+      race: Facts of the low-rank branch, with the fusion in its readout if that saves memory traffic.
+      fusion: Settings of the fusion.
+      kind: Kind of fusion.
+      num_bits: Bits of the sparse branch's hash.
+      is_exact: Whether the sparse branch, which is exact then, is the whole attention.
+    """
+
+    sparse: SparseCall
+    race: RaceCall
+    fusion: FusionConfig
+    kind: FusionKind
+    num_bits: int
+    is_exact: bool
+
+
+def make_elsaa(
+    facts: CallFacts,
+    query: Array,
+    key: Array,
+    race_planes: Array,
+    lsh_planes: Array | None,
+    config: ElsaaConfig,
+    same_mask: bool,
+    *,
+    kind: FusionKind | None = None,
+    implementation: Implementation | None = None,
+) -> ElsaaCall:
+    """Checks the planes and returns the static facts of a call.
+
+    Args:
+      facts: Sizes of the arrays, causality and scale.
+      query: Queries, (B, T, N, H).
+      key: Keys, (B, S, K, H).
+      race_planes: Hash planes of the low-rank branch.
+      lsh_planes: Hash planes of the sparse branch, or None for the first race planes.
+      config: Settings of the branches and of the fusion.
+      same_mask: Whether queries and keys have the same mask.
+      kind: Kind of fusion; that of the config by default.
+      implementation: Implementation that the caller asked for.
+    """
+    fusion, kind = config.fusion, kind or config.fusion.kind
+    race = make_race(facts, query, key, race_planes, config.race.num_ensembles, config.race.chunk_size, implementation)
+    if lsh_planes is None:
+        check_shared_bits(config.sparse.num_bits, race_planes.shape[-3] * race_planes.shape[-2])
+    else:
+        check_planes("lsh_planes", lsh_planes, ("bits",), facts, MAX_HARD_BITS)
+    if can_fuse(race, kind, fusion.stop_gradient_mass):
+        race = race._replace(fusion=cast(FusedKind, kind), stop_gradient_mass=fusion.stop_gradient_mass)
+    route = dispatch.route(implementation, block_refusal(query, key))
+    sparse = make_sparse(facts, config.sparse, same_mask, route, count_keys=fusion.mass_scale == "mean")
+    short = is_short(config.sparse, facts.num_keys, facts.is_causal)
+    return ElsaaCall(sparse, race, fusion, kind, config.sparse.num_bits, short)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _elsaa(
+    call: ElsaaCall,
+    return_branches: bool,
+    query: Array,
+    key: Array,
+    value: Array,
+    race_planes: Array,
+    lsh_planes: Array | None,
+    beta: float | Array,
+    query_mask: Array | None,
+    key_mask: Array | None,
+    gates: Gates,
+    lam: float | Array,
+) -> Array | tuple[Array, tuple[BranchOutput, BranchOutput]]:
+    arrays = query, key, value, race_planes, lsh_planes, beta, query_mask, key_mask
     if not return_branches:
-        return sparse.out if branches.is_exact else branches.fuse(sparse, gates, lam, config.fusion.kind)[0]
-    low_rank = branches.low_rank()
-    out = sparse.out if branches.is_exact else branches.fuse_with(sparse, low_rank, gates, lam, config.fusion.kind)
-    return out, (sparse, low_rank)
+        return attend_both(call, *arrays, gates, lam).out
+    both = attend_both(call._replace(race=call.race._replace(fusion=None), is_exact=False), *arrays, gates, lam)
+    assert both.low_rank_log_mass is not None
+    assert both.low_rank_out is not None
+    low_rank = BranchOutput(both.low_rank_out, both.low_rank_log_mass)
+    return both.sparse.out if call.is_exact else both.out, (both.sparse, low_rank)
 
 
-Gates: TypeAlias = tuple[float | Array, float | Array]
+class Fused(NamedTuple):
+    """The result of both branches. The masses are those that the fusion uses.
+
+    Attributes:
+      out: Fused output, (B, T, N, H).
+      sparse: Sparse branch.
+      low_rank_log_mass: Log-mass of the low-rank branch, (B, T, N), or None if it did not run.
+      low_rank_out: Output of the low-rank branch, or None if the readout fused it or the branch did not run.
+    """
+
+    out: Array
+    sparse: BranchOutput
+    low_rank_log_mass: Array | None
+    low_rank_out: Array | None
 
 
-class Branches(NamedTuple):
-    """The two branches of one call; arguments as of `elsaa_attention`. Masses are scaled as the config says."""
+def attend_both(
+    call: ElsaaCall,
+    query: Array,
+    key: Array,
+    value: Array,
+    race_planes: Array,
+    lsh_planes: Array | None,
+    beta: float | Array,
+    query_mask: Array | None,
+    key_mask: Array | None,
+    gates: Gates,
+    lam: float | Array,
+    keep_sparse: Array | None = None,
+) -> Fused:
+    """Computes the fused output and both branches of arguments that were checked.
 
-    query: Array
-    key: Array
-    value: Array
-    race_planes: Array
-    lsh_planes: Array | None
-    config: ElsaaConfig
-    beta: float | Array | None
-    is_causal: bool
-    query_mask: Array | None
-    key_mask: Array | None
-    scale: float | None
-    implementation: Implementation | None
+    Args:
+      call: Static facts.
+      query: Queries, (B, T, N, H).
+      key: Keys, (B, S, K, H).
+      value: Values, (B, S, K, H).
+      race_planes: Hash planes of the low-rank branch.
+      lsh_planes: Hash planes of the sparse branch, or None for the first race planes.
+      beta: Sharpness of the soft codes.
+      query_mask: Queries that take part, (B, T) bool, or None.
+      key_mask: Keys that take part, (B, S) bool, or None.
+      gates: Gates of the sparse and the low-rank branch, broadcast to (B, T, N).
+      lam: Lambda, broadcast to (B, T, N).
+      keep_sparse: Examples that have a sparse branch, (B,) bool, or None for all.
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether the sparse branch, which is exact then, is all of the attention."""
-        return is_short(self.config.sparse, self.key.shape[1], self.is_causal)
-
-    def sparse(self) -> BranchOutput:
-        """The sparse branch."""
-        checks.check_qkv(self.query, self.key, self.value, self.is_causal)
-        checks.check_mask("query_mask", self.query_mask, self.query.shape[0], self.query.shape[1])
-        config = self.config.sparse
-        sparse, num_keys = sort_lsh_branch(
-            self.query,
-            self.key,
-            self.value,
-            resolve_lsh_planes(self.race_planes, self.lsh_planes, self.config),
-            block_size=config.block_size,
-            min_length=resolve_min_length(config, self.key.shape[1], self.is_causal),
-            num_neighbors=config.num_neighbors,
-            pairing=config.pairing,
-            is_causal=self.is_causal,
-            query_mask=self.query_mask,
-            key_mask=self.key_mask,
-            scale=self.scale,
-            implementation=self.implementation,
-            count_keys=self.config.fusion.mass_scale == "mean",
-        )
-        return sparse if num_keys is None else _mean_mass(sparse, num_keys)
-
-    def low_rank(self) -> BranchOutput:
-        """The low-rank branch."""
-        config = self.config.race
-        low_rank = race_attention(
-            checks.finite_masked_queries(self.query_mask, self.query),
-            self.key,
-            self.value,
-            self.race_planes,
-            beta=self._beta(),
-            num_ensembles=config.num_ensembles,
-            is_causal=self.is_causal,
-            key_mask=self.key_mask,
-            chunk_size=config.chunk_size,
-            eps=self.config.fusion.eps,
-            implementation=self.implementation,
-        )
-        num_keys = self._num_keys()
-        return low_rank if num_keys is None else _mean_mass(low_rank, num_keys)
-
-    def fuse(self, sparse: BranchOutput, gates: Gates, lam: float | Array, kind: FusionKind) -> tuple[Array, Array]:
-        """The fused output and the low-rank log-mass; by one kernel where that saves memory traffic."""
-        config = self.config
-        static = make_race(
-            self.query,
-            self.key,
-            self.race_planes,
-            config.race.num_ensembles,
-            self.is_causal,
-            config.race.chunk_size,
-            self.implementation,
-        )
-        if not can_fuse(static, kind, config.fusion.stop_gradient_mass):
-            low_rank = self.low_rank()
-            return self.fuse_with(sparse, low_rank, gates, lam, kind), low_rank.log_mass
-        checks.check_scalar("beta", self._beta(), positive=True)
-        shape = sparse.log_mass.shape
-        gate_sparse, gate_low_rank = (
-            broadcast_rows(f"gate_{name}", gate, shape)
-            for name, gate in zip(("sparse", "low_rank"), gates, strict=True)
-        )
-        return fused_race(
-            static,
-            checks.finite_masked_queries(self.query_mask, self.query),
-            self.key,
-            self.value,
-            self.race_planes,
-            sparse,
-            gates=(gate_sparse, gate_low_rank),
-            lam=broadcast_rows("lam", lam, shape),
-            num_keys=self._num_keys(),
-            beta=self._beta(),
-            eps=config.fusion.eps,
-            key_mask=self.key_mask,
-            kind=kind,
-            stop_gradient_mass=config.fusion.stop_gradient_mass,
-        )
-
-    def fuse_with(
-        self, sparse: BranchOutput, low_rank: BranchOutput, gates: Gates, lam: float | Array, kind: FusionKind
-    ) -> Array:
-        """The fused output of branches that are there."""
-        return fuse(
-            sparse,
-            low_rank,
-            gate_sparse=gates[0],
-            gate_low_rank=gates[1],
-            lam=lam,
-            eps=self.config.fusion.eps,
-            kind=kind,
-            stop_gradient_mass=self.config.fusion.stop_gradient_mass,
-        )
-
-    def _beta(self) -> float | Array:
-        return self.config.race.beta if self.beta is None else self.beta
-
-    def _num_keys(self) -> Array | None:
-        """What the low-rank mass is divided by, (B, T, N) float32."""
-        if self.config.fusion.mass_scale != "mean":
-            return None
-        return count_keys(self.query, self.key.shape[1], self.is_causal, self.key_mask)
-
-
-def resolve_lsh_planes(race_planes: Array, lsh_planes: Array | None, config: ElsaaConfig) -> Array:
-    """The planes of the sparse branch: its own, or the first ones of the low-rank branch."""
-    if lsh_planes is not None:
-        return lsh_planes
-    num_bits = config.sparse.num_bits
-    *heads, tables, bits, head_dim = race_planes.shape
-    check_shared_bits(num_bits, tables * bits)
-    return race_planes.reshape(*heads, tables * bits, head_dim)[..., :num_bits, :]
-
-
-def _mean_mass(branch: BranchOutput, count: Array) -> BranchOutput:
-    return BranchOutput(branch.out, branch.log_mass - jnp.log(jnp.maximum(count, 1.0)))
+    Returns:
+      The output and the branches that were computed.
+    """
+    if lsh_planes is None:
+        lsh_planes = race_planes.reshape(*race_planes.shape[:-3], -1, race_planes.shape[-1])[..., : call.num_bits, :]
+    query, key, value = zero_masked(query, key, value, query_mask, key_mask)
+    sparse, num_keys = sparse_branch(call.sparse, query, key, value, lsh_planes, query_mask, key_mask)
+    if num_keys is not None:
+        sparse = BranchOutput(sparse.out, sparse.log_mass - jnp.log(jnp.maximum(num_keys, 1.0)))
+    if call.is_exact:
+        return Fused(sparse.out, sparse, None, None)
+    if keep_sparse is not None:
+        keep = keep_sparse[:, None, None]
+        sparse = BranchOutput(jnp.where(keep[..., None], sparse.out, 0), jnp.where(keep, sparse.log_mass, -jnp.inf))
+    low_rank_keys = None
+    if call.fusion.mass_scale == "mean":
+        facts = call.sparse.facts
+        stretch = Stretches(facts.num_keys, facts.num_queries, facts.num_keys, facts.is_causal)
+        low_rank_keys = jnp.maximum(stretch.count_keys(query, key_mask), 1.0)
+    arrays = make_arrays(query, key, value, race_planes, beta, call.fusion.eps, key_mask)
+    if call.race.fusion is None:
+        low_rank = race_branch(call.race, arrays)
+        if low_rank_keys is not None:
+            low_rank = BranchOutput(low_rank.out, low_rank.log_mass - jnp.log(low_rank_keys))
+        eps, stop_gradient = call.fusion.eps, call.fusion.stop_gradient_mass
+        out = fuse_checked(sparse, low_rank, gates, lam, eps=eps, kind=call.kind, stop_gradient_mass=stop_gradient)
+        return Fused(out, sparse, low_rank.log_mass, low_rank.out)
+    gate_sparse, gate_low_rank, lam = (
+        jnp.broadcast_to(jnp.asarray(x, jnp.float32), sparse.log_mass.shape) for x in (*gates, lam)
+    )
+    # Lambda is a factor of the sum over keys, so it takes the division by their number.
+    factor = lam if low_rank_keys is None else lam / low_rank_keys
+    out, log_mass = fused_race(call.race, arrays, Sparse(*sparse, factor, gate_sparse, gate_low_rank))
+    return Fused(out, sparse, log_mass if low_rank_keys is None else log_mass - jnp.log(low_rank_keys), None)

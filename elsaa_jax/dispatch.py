@@ -1,6 +1,6 @@
 """Chooses the implementation of a call: XLA, or the Pallas kernels of `pallas_kernels`.
 
-  None         chosen at lowering: the kernels on a GPU, XLA elsewhere, and XLA everywhere if the kernels refuse the call
+  None         chosen at lowering: the kernels on a GPU, XLA elsewhere and wherever the kernels refuse the call
   "xla"        XLA
   "pallas"     the kernels; such a program can be traced, and lowered for a GPU, on any machine
   "interpret"  the kernels, run on the CPU by JAX's interpreter: slow, for tests

@@ -6,11 +6,13 @@ has g_lr (1 - m) instead of g_lr, and "sum" has m = 1.
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import jax.numpy as jnp
 
 from pallas_kernels.launch import Array, take, take_numbers
+from pallas_kernels.soft_codes import DEN_SCALE
 
 FusedKind: TypeAlias = Literal["elsaa", "convex", "sum"]
 FUSED_KINDS: tuple[FusedKind, ...] = get_args(FusedKind)
@@ -35,12 +37,12 @@ class Sparse(NamedTuple):
 
 
 def fused(refs: Sparse, kind: FusedKind, rows: Array, low_rank: Array, den: Array, eps: Array) -> Array:
-    """Computes fused rows (t, H) from the low-rank rows (t, H) and their denominators Den (t,)."""
+    """Computes fused rows (t, H) from the low-rank rows (t, H) and their Den (t,). Den and eps carry DEN_SCALE."""
     weight, weight_low_rank = (take_numbers(ref, rows, 0.0) for ref in (refs.gate_sparse, refs.gate_low_rank))
     if kind != "sum":
         log_mass = take_numbers(refs.log_mass, rows, -jnp.inf)
-        gap = jnp.log(take_numbers(refs.lam, rows, 0.0) * den + eps) - log_mass
-        # The multiplier is 1 / (1 + exp(gap)), as in `elsaa_jax/fusion.py`. Beyond 80 the exponential would overflow.
+        gap = jnp.log(take_numbers(refs.lam, rows, 0.0) * den + eps) - math.log(DEN_SCALE) - log_mass
+        # The multiplier is 1 / (1 + exp(gap)), as in `elsaa_jax/arrays/weights.py`; beyond 80 exp would overflow.
         there = (log_mass > -jnp.inf) & (gap < 80.0)
         multiplier = jnp.where(there, 1.0 / (1.0 + jnp.exp(jnp.minimum(gap, 80.0))), 0.0)
         weight = weight * multiplier

@@ -132,7 +132,7 @@ class Inputs(NamedTuple):
       key: Flattened keys, (B*S*K, H).
       value: Flattened values, (B*S*K, H).
       planes: Hash planes, padded with zeros, (1 or K, planes, H) float32.
-      numbers: The sharpness beta and eps, (2,) float32.
+      numbers: The sharpness beta and DEN_SCALE times eps, (2,) float32.
       mask: Key mask, (B*S,) int8; (1,) without a mask.
     """
 

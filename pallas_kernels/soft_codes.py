@@ -9,6 +9,7 @@ three for w . x, two where one factor consists of zeros and ones.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -16,6 +17,12 @@ from jax import lax
 
 from pallas_kernels.configs import Settings
 from pallas_kernels.launch import Array, Ref, div, dot, dot_ones, ones_where, rem
+
+# Factor of all soft codes, and of Den, the sum of products of two of them. At a large beta Den can be as small as
+# exp(-100): without the factor it would underflow in float32. A larger one would let small cotangents of Num / Den
+# underflow.
+CODE_SCALE = 2.0**20
+DEN_SCALE = CODE_SCALE**2
 
 
 class Tables(NamedTuple):
@@ -102,7 +109,7 @@ def soft_codes(rows: Array, hashed: Hash, tables: Tables, settings: Settings) ->
     log_zero = -(jnp.maximum(u, 0.0) + jnp.log(1.0 + jnp.exp(-jnp.abs(u))))
     log_codes = dot_ones(log_zero, tables.of_table(), settings=settings)
     log_codes = log_codes + dot_ones(u, tables.is_set(), settings=settings)
-    codes = jnp.exp(log_codes)
+    codes = jnp.exp(log_codes + math.log(CODE_SCALE))
     number = tables.num_tables << tables.num_bits
     if number < tables.num_features:
         codes = jnp.where(lax.broadcasted_iota(jnp.int32, codes.shape, 1) < number, codes, 0.0)

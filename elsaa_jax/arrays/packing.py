@@ -24,7 +24,7 @@ def pack(*parts: Array) -> tuple[Array, ...]:
 
     def place(x: Array, end: int) -> Array:
         if x.ndim == 2:
-            return x[..., None] * jnp.eye(1, ends[-1], end - 1)[None]
+            return x[..., None] * jnp.eye(1, ends[-1], end - 1, dtype=x.dtype)[None]
         return jnp.pad(x, [(0, 0), (0, 0), (end - x.shape[2], ends[-1] - end)])
 
     packed = functools.reduce(jnp.add, map(place, parts, ends))

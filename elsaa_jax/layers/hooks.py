@@ -9,8 +9,8 @@ import flax.linen as nn
 from flax import nnx
 
 from elsaa_jax.config import ElsaaConfig
-from elsaa_jax.layers.shared import dropout, key_mask_of, refuse
-from elsaa_jax.layers.spec import AttentionSpec
+from elsaa_jax.layers.inputs import dropout, key_mask_of
+from elsaa_jax.layers.spec import AttentionSpec, refuse
 from elsaa_jax.types import Array, AttentionKind, Implementation
 
 

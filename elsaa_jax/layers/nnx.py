@@ -1,9 +1,8 @@
-"""The nnx layer: the twin of `elsaa_jax.linen.ELSAA`, with the fields of `flax.nnx.MultiHeadAttention`."""
+"""The nnx layer: replaces `flax.nnx.MultiHeadAttention`, and is the twin of `elsaa_jax.linen.ELSAA`."""
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,17 +11,18 @@ from flax import nnx
 from flax.nnx.nn.linear import default_kernel_init
 
 from elsaa_jax.config import ElsaaConfig
-from elsaa_jax.layers import shared as layer
-from elsaa_jax.layers.spec import HASH_NAMES, AttentionSpec
+from elsaa_jax.layers.inputs import Inputs, convolve_and_rotate, dropout
+from elsaa_jax.layers.parameters import convolution_parameters, fusion_parameters, fusion_values
+from elsaa_jax.layers.spec import MEANINGLESS_FIELDS, make_spec, refuse
 from elsaa_jax.types import Array, AttentionKind, DType, Implementation
 
 
 class HashPlanes(nnx.Variable):
-    """Hash planes: saved with the model, never trained."""
+    """Hash planes. They are saved with the model and never trained."""
 
 
 class Gate(nnx.Module):
-    """Linear - SiLU - Linear: the logits of the two gates."""
+    """A network Linear - SiLU - Linear that computes the logits of the two gates."""
 
     def __init__(self, features: int, hidden: int, *, dtype: DType | None, param_dtype: DType, rngs: nnx.Rngs) -> None:
         linear = functools.partial(nnx.Linear, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
@@ -30,17 +30,24 @@ class Gate(nnx.Module):
         self.out = linear(hidden, 2)
 
     def __call__(self, x: Array) -> Array:
-        """(..., features) -> (..., 2)."""
+        """Computes the logits (..., 2) from (..., features)."""
         return self.out(nnx.silu(self.hidden(x)))
 
 
 class ELSAA(nnx.Module):
-    """Multi-head ELSAA attention; see `elsaa_jax.linen.ELSAA` for what each argument means.
+    """A multi-head attention layer that replaces `nnx.MultiHeadAttention`.
 
-    Names of arguments and parameters are those of `nnx.MultiHeadAttention`, without its
-    dot_general, promotion, metadata and sharding arguments; `is_causal`, `config`, `attention` and
-    `implementation` are as in the linen layer. `decode` and `attention_fn` are refused. Hash planes
-    are `HashPlanes` variables.
+    Arguments and parameters have the names of `nnx.MultiHeadAttention`, without its dot_general, promotion, metadata
+    and sharding arguments. `elsaa_jax.linen.ELSAA` explains `is_causal`, `config`, `attention` and `implementation`.
+    `decode` and `attention_fn` are refused. Hash planes are `HashPlanes` variables.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from elsaa_jax.nnx import ELSAA
+      >>> layer = ELSAA(num_heads=4, in_features=32, is_causal=True, rngs=nnx.Rngs(0))
+      >>> layer(jnp.ones((2, 300, 32))).shape
+      (2, 300, 32)
     """
 
     def __init__(
@@ -72,13 +79,11 @@ class ELSAA(nnx.Module):
         implementation: Implementation | None = None,
         rngs: nnx.Rngs,
     ) -> None:
-        reasons = {name: layer.MEANINGLESS_FIELDS[name] for name in ("attention_fn", "decode")}
-        layer.refuse({"attention_fn": attention_fn, "decode": decode}, reasons)
-        qkv_features = in_features if qkv_features is None else qkv_features
-        layer.check_sizes(num_heads, qkv_features, dropout_rate)
-        head_dim = qkv_features // num_heads
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        self.spec = AttentionSpec(attention, config, num_heads, num_kv_heads, head_dim, is_causal, implementation)
+        reasons = {name: MEANINGLESS_FIELDS[name] for name in ("attention_fn", "decode")}
+        refuse({"attention_fn": attention_fn, "decode": decode}, reasons)
+        sizes = num_heads, num_kv_heads, in_features if qkv_features is None else qkv_features, dropout_rate
+        self.spec = make_spec(attention, config, *sizes, is_causal, implementation)
+        head_dim, num_kv_heads = self.spec.head_dim, self.spec.num_kv_heads
         self.in_features = in_features
         self.dropout_rate, self.deterministic, self.broadcast_dropout = dropout_rate, deterministic, broadcast_dropout
         common: dict[str, Any] = {
@@ -106,32 +111,15 @@ class ELSAA(nnx.Module):
         )
         self.query_ln = norm() if normalize_qk else nnx.data(None)
         self.key_ln = norm() if normalize_qk else nnx.data(None)
-        self._make_fusion_parameters(dtype, param_dtype, rngs)
+        for name, (init, shape) in (convolution_parameters(self.spec) | fusion_parameters(self.spec)).items():
+            setattr(self, name, nnx.Param(init(rngs.params(), shape, param_dtype)))
+        if self.spec.has_gate:
+            features = in_features if config.fusion.gate_input == "input" else head_dim
+            self.gate = Gate(features, config.fusion.gate_hidden, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
         for name, planes in self.spec.sample_hashes((rngs.hashes if "hashes" in rngs else rngs.params)()).items():
             setattr(self, name, HashPlanes(planes))
         random = dropout_rate > 0 or self.spec.branch_dropout_rate > 0
         self.rngs = rngs.dropout.fork() if random else None
-
-    def _make_fusion_parameters(self, dtype, param_dtype, rngs):
-        spec, config = self.spec, self.spec.config
-        heads, kv_heads, dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
-        if config.short_conv:
-            query_shape, key_shape = ((config.short_conv, n, dim) for n in (heads, kv_heads))
-            self.query_conv = nnx.Param(layer.random_taps(rngs.params(), query_shape, param_dtype))
-            self.key_conv = nnx.Param(layer.random_taps(rngs.params(), key_shape, param_dtype))
-            self.value_conv = nnx.Param(layer.random_taps(rngs.params(), key_shape, param_dtype))
-        if spec.learns_beta:
-            self.log_beta = nnx.Param(jnp.asarray(math.log(config.race.beta), param_dtype))
-        if spec.lambda_kind == "scalar":
-            self.log_lambda = nnx.Param(jnp.asarray(math.log(config.fusion.lambda_init), param_dtype))
-        if spec.lambda_kind == "query":
-            kernel_init = nnx.initializers.normal(layer.LAMBDA_KERNEL_STDDEV)
-            self.lambda_kernel = nnx.Param(kernel_init(rngs.params(), (heads, dim), param_dtype))
-            self.lambda_bias = nnx.Param(jnp.zeros((heads,), param_dtype))
-            self.lambda_offset = nnx.Param(jnp.full((heads,), layer.LAMBDA_OFFSET, param_dtype))
-        if spec.has_gate:
-            features = self.in_features if config.fusion.gate_input == "input" else dim
-            self.gate = Gate(features, config.fusion.gate_hidden, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
 
     def __call__(
         self,
@@ -145,65 +133,63 @@ class ELSAA(nnx.Module):
         rngs: nnx.Rngs | nnx.RngStream | None = None,
         sow_weights: bool = False,
     ) -> Array:
-        """Attends from `inputs_q` to `inputs_k` and `inputs_v`; as the linen layer.
+        """Attends from `inputs_q` to `inputs_k` and `inputs_v`.
 
         Args:
-          inputs_q: (..., T, features).
-          inputs_k: (..., S, features); None: `inputs_q`.
-          inputs_v: (..., S, features); None: `inputs_k`.
-          mask: (..., S) or (..., 1, 1, S), True = attend.
-          query_mask: (..., T), the tokens that query; None: in self-attention as `mask` says.
-          deterministic: no dropout; here or in the constructor.
-          rngs: for dropout; None: those of the constructor.
-          sow_weights: whether to sow gates, lambda, multiplier and masses as `nnx.Intermediate`, for
-            `nnx.capture`.
+          inputs_q: Inputs of the queries, (..., T, features).
+          inputs_k: Inputs of the keys, (..., S, features); `inputs_q` by default. With `is_causal` the queries are the
+            last T of the S positions.
+          inputs_v: Inputs of the values, (..., S, features); `inputs_k` by default.
+          mask: Keys that take part, (..., S) or (..., 1, 1, S), True = attend.
+          query_mask: Queries that take part, (..., T); by default, in self-attention, as `mask` says.
+          deterministic: Whether to leave out dropout. Set it here or in the constructor.
+          rngs: Random keys for dropout; those of the constructor by default.
+          sow_weights: Whether to sow gates, lambda, multiplier and masses as `nnx.Intermediate`, for `nnx.capture`.
 
         Returns:
-          (..., T, out_features).
+          The output, (..., T, out_features).
         """
-        call = layer.Inputs.of(inputs_q, inputs_k, inputs_v, mask, query_mask)
+        spec = self.spec
+        call = Inputs.of(inputs_q, inputs_k, inputs_v, mask, query_mask)
         if call.query.shape[-1] != self.in_features:
             raise ValueError(f"inputs_q has {call.query.shape[-1]} features; it must have {self.in_features}")
         query, key, value = self._project(call)
-        query, key = layer.rotate(self.spec, query, key)
         output_rng, branch_rng = self._dropout_rngs(deterministic, rngs)
-        out, weights = self.spec.attend(
-            query,
-            key,
-            value,
-            {name: x[...] for name in HASH_NAMES if (x := getattr(self, name, None)) is not None},
-            beta=layer.beta_of(self.log_beta[...]) if self.spec.learns_beta else None,
-            lam=self._lambda(query),
-            gates=self._gates(call.query, query),
-            query_mask=call.query_mask,
-            key_mask=call.key_mask,
-            branch_rng=branch_rng,
+        gate_logits = None
+        if spec.has_gate:
+            gate_logits = self.gate(call.query if spec.config.fusion.gate_input == "input" else query)
+        parameters = {name: getattr(self, name)[...] for name in fusion_parameters(spec)}
+        beta, lam, gates = fusion_values(spec, parameters, gate_logits, query)
+        hashes = {name: getattr(self, name)[...] for name in spec.hash_names}
+        masks = {"query_mask": call.query_mask, "key_mask": call.key_mask}
+        out, weights = spec.attend(
+            query, key, value, hashes, beta=beta, lam=lam, gates=gates, branch_rng=branch_rng, **masks
         )
         if sow_weights:
             for name, weight in weights.items():
                 self.sow(nnx.Intermediate, name, weight)
         if output_rng is not None:
-            out = layer.dropout(out, output_rng, self.dropout_rate, self.broadcast_dropout)
-        return call.restore(self.out(out))
+            out = dropout(out, output_rng, self.dropout_rate, self.broadcast_dropout)
+        out = self.out(out)
+        return out.reshape(*call.lead, *out.shape[1:])
 
-    def _project(self, call):
-        def project_query(x):
+    def _project(self, call: Inputs) -> tuple[Array, Array, Array]:
+        """Computes q, k and v: projection, layer norm, short convolution and rotary positions."""
+
+        def project_query(x: Array) -> Array:
             x = self.query(x)
             return x if self.query_ln is None else self.query_ln(x)
 
         query, key, value = project_query(call.query), self.key(call.key), self.value(call.value)
         if self.key_ln is not None:
             key = self.key_ln(key)
-        if not self.spec.config.short_conv:
-            return query, key, value
-        history = layer.query_history(self.spec, call, project_query)
-        return (
-            layer.short_convolution(query, self.query_conv[...], call.convolution_mask(self.spec.is_causal), history),
-            layer.short_convolution(key, self.key_conv[...], call.key_mask),
-            layer.short_convolution(value, self.value_conv[...], call.key_mask),
-        )
+        taps = [getattr(self, name)[...] for name in convolution_parameters(self.spec)]
+        return convolve_and_rotate(self.spec, call, query, key, value, taps, project_query)
 
-    def _dropout_rngs(self, deterministic, rngs):
+    def _dropout_rngs(
+        self, deterministic: bool | None, rngs: nnx.Rngs | nnx.RngStream | None
+    ) -> tuple[Array | None, Array | None]:
+        """Returns keys for dropout on the output and for branch dropout; None where there is none."""
         if not self.dropout_rate and not self.spec.branch_dropout_rate:
             return None, None
         deterministic = self.deterministic if deterministic is None else deterministic
@@ -212,18 +198,6 @@ class ELSAA(nnx.Module):
         if deterministic:
             return None, None
         rngs = self.rngs if rngs is None else rngs
+        assert rngs is not None
         rng = rngs.dropout() if isinstance(rngs, nnx.Rngs) else rngs()
-        return layer.dropout_rngs(rng, self.dropout_rate, self.spec)
-
-    def _lambda(self, query):
-        if self.spec.lambda_kind == "scalar":
-            return jnp.exp(self.log_lambda[...].astype(jnp.float32))
-        if self.spec.lambda_kind == "query":
-            return layer.query_lambda(query, self.lambda_kernel[...], self.lambda_bias[...], self.lambda_offset[...])
-        return self.spec.config.fusion.lambda_init
-
-    def _gates(self, inputs_q, query):
-        if not self.spec.has_gate:
-            return 1.0, 1.0
-        use_input = self.spec.config.fusion.gate_input == "input"
-        return layer.gates_of(self.gate(inputs_q if use_input else query))
+        return self.spec.split_rng(rng, self.dropout_rate)

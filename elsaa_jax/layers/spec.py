@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from elsaa_jax import dispatch
-from elsaa_jax.attention import Branches
+from elsaa_jax.arrays.weights import multiplier
+from elsaa_jax.attention import Gates, attend_both, make_elsaa
 from elsaa_jax.blocks.exact import exact_attention
-from elsaa_jax.checks import check_bool, check_choice, check_instance, check_int
+from elsaa_jax.checks import check_bool, check_call, check_choice, check_instance, check_int
 from elsaa_jax.config import ElsaaConfig
-from elsaa_jax.fusion import sparse_multiplier
 from elsaa_jax.hashing import sample_planes
 from elsaa_jax.low_rank.performer import performer_attention, sample_projection
 from elsaa_jax.low_rank.race import race_attention
 from elsaa_jax.sparse.crossover import resolve_min_length
 from elsaa_jax.sparse.sort_lsh import sort_lsh_attention
-from elsaa_jax.types import Array, AttentionKind, BranchOutput, FusionKind, Implementation
+from elsaa_jax.types import Array, AttentionKind, FusionKind, Implementation, LambdaKind
 
 ATTENTION_KINDS: tuple[AttentionKind, ...] = ("elsaa", "race", "sort_lsh", "sort_lsh_race", "exact", "performer")
 HASH_NAMES = ("race_planes", "lsh_planes", "projection")
@@ -26,16 +28,16 @@ HASH_NAMES = ("race_planes", "lsh_planes", "projection")
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
-    """One attention of the paper's tables, by name, at given sizes.
+    """One attention of the paper's tables at given sizes.
 
     Attributes:
-      kind: "elsaa", "race", "sort_lsh", "sort_lsh_race" (m = 1), "exact" or "performer".
-      config: sizes of the branches, and the fusion.
+      kind: Name of the attention: "elsaa", "race", "sort_lsh", "sort_lsh_race" (m = 1), "exact" or "performer".
+      config: Settings of the branches and of the fusion.
       num_heads: N.
       num_kv_heads: K.
       head_dim: H.
-      is_causal: whether queries see the past alone.
-      implementation: see `elsaa_jax.dispatch`.
+      is_causal: Whether queries attend to their past only.
+      implementation: Implementation that the caller asked for; see `elsaa_jax.dispatch`.
     """
 
     kind: AttentionKind
@@ -70,12 +72,12 @@ class AttentionSpec:
 
     @property
     def fusion_kind(self) -> FusionKind:
-        """How they are fused; "sort_lsh_race" is the ablation m = 1."""
+        """Kind of fusion; "sort_lsh_race" is the ablation m = 1."""
         return "sum" if self.kind == "sort_lsh_race" else self.config.fusion.kind
 
     @property
-    def lambda_kind(self) -> str | None:
-        """How lambda comes about; None where the fusion has none."""
+    def lambda_kind(self) -> LambdaKind | None:
+        """Kind of lambda, or None if the fusion has none."""
         return self.config.fusion.lambda_kind if self.has_gate and self.fusion_kind != "sum" else None
 
     @property
@@ -85,57 +87,79 @@ class AttentionSpec:
 
     @property
     def branch_dropout_rate(self) -> float:
-        """Share of training examples without the sparse branch."""
+        """Share of the training examples that run without the sparse branch."""
         return self.config.fusion.branch_dropout_rate if self.has_gate else 0.0
 
+    @property
+    def hash_names(self) -> tuple[str, ...]:
+        """Names of the hash planes that the attention uses."""
+        needed = {
+            "race_planes": self.has_race,
+            "lsh_planes": self.kind == "sort_lsh" or (self.has_gate and not self.config.shares_planes),
+            "projection": self.kind == "performer",
+        }
+        return tuple(name for name in HASH_NAMES if needed[name])
+
     def sample_hashes(self, rng: Array) -> dict[str, Array]:
-        """The fixed random planes of the layer by name, one set for each key/value head."""
+        """Draws the fixed random planes of a layer by name, one set for each key/value head."""
         race_rng, lsh_rng, projection_rng = jax.random.split(rng, 3)
         config, heads, dim = self.config, self.num_kv_heads, self.head_dim
         hashes = {}
-        if self.has_race:
-            hashes["race_planes"] = sample_planes(
-                race_rng, (heads, config.race.total_tables, config.race.num_bits, dim)
-            )
-        if self.kind == "sort_lsh" or (self.has_gate and not config.shares_planes):
+        if "race_planes" in self.hash_names:
+            shape = heads, config.race.total_tables, config.race.num_bits, dim
+            hashes["race_planes"] = sample_planes(race_rng, shape)
+        if "lsh_planes" in self.hash_names:
             hashes["lsh_planes"] = sample_planes(lsh_rng, (heads, config.sparse.num_bits, dim))
-        if self.kind == "performer":
+        if "projection" in self.hash_names:
             rngs = jax.random.split(projection_rng, heads)
             sample = lambda rng: sample_projection(rng, config.performer_features, dim)  # noqa: E731
             hashes["projection"] = jax.vmap(sample)(rngs)
         return hashes
+
+    def split_rng(self, rng: Array, dropout_rate: float) -> tuple[Array | None, Array | None]:
+        """Returns keys for dropout on the output and for branch dropout; None where the rate is 0."""
+        output_rng, branch_rng = jax.random.split(rng)
+        return output_rng if dropout_rate else None, branch_rng if self.branch_dropout_rate else None
 
     def attend(
         self,
         query: Array,
         key: Array,
         value: Array,
-        hashes: dict[str, Array],
+        hashes: Mapping[str, Array],
         *,
         beta: float | Array | None = None,
         lam: float | Array = 1.0,
-        gates: tuple[float | Array, float | Array] = (1.0, 1.0),
+        gates: Gates = (1.0, 1.0),
         query_mask: Array | None = None,
         key_mask: Array | None = None,
         branch_rng: Array | None = None,
     ) -> tuple[Array, dict[str, Array]]:
-        """The attention, and what may be sown: gates, lambda, multiplier and masses, all (B, T, N).
+        """Computes the attention. The values of gates and lambda are not checked: a layer computes them.
 
         Args:
-          query: (B, T, N, H).
-          key: (B, S, K, H).
-          value: (B, S, K, H).
-          hashes: as of `sample_hashes`.
-          beta: sharpness of the soft codes; None: the config's.
-          lam: lambda, broadcast to (B, T, N).
-          gates: of the sparse and of the low-rank branch, broadcast to (B, T, N).
-          query_mask: (B, T).
-          key_mask: (B, S).
-          branch_rng: for branch dropout; None: no example is without its sparse branch.
+          query: Queries, (B, T, N, H).
+          key: Keys, (B, S, K, H).
+          value: Values, (B, S, K, H).
+          hashes: Hash planes by name, as `sample_hashes` returns them.
+          beta: Sharpness of the soft codes; that of the config by default.
+          lam: Lambda, broadcast to (B, T, N).
+          gates: Gates of the sparse and the low-rank branch, broadcast to (B, T, N).
+          query_mask: Queries that take part, (B, T) bool, or None.
+          key_mask: Keys that take part, (B, S) bool, or None.
+          branch_rng: Key for branch dropout, or None to keep the sparse branch of every example.
+
+        Returns:
+          The output and the values that a layer may sow: gates, lambda, multiplier and masses, (B, T, N) each.
         """
         if self.has_gate:
             return self._fused(query, key, value, hashes, beta, lam, gates, query_mask, key_mask, branch_rng)
-        config = self.config
+        config, shared = self.config, {"is_causal": self.is_causal, "key_mask": key_mask}
+        if self.kind == "performer":
+            dispatch.check("performer_attention", self.implementation)
+            branch = performer_attention(query, key, value, hashes["projection"], eps=config.fusion.eps, **shared)
+            return branch.out, {"log_mass": branch.log_mass}
+        shared["implementation"] = self.implementation
         if self.kind == "race":
             branch = race_attention(
                 query,
@@ -146,82 +170,113 @@ class AttentionSpec:
                 num_ensembles=config.race.num_ensembles,
                 chunk_size=config.race.chunk_size,
                 eps=config.fusion.eps,
-                implementation=self.implementation,
-                is_causal=self.is_causal,
-                key_mask=key_mask,
+                **shared,
             )
         elif self.kind == "sort_lsh":
+            sparse = config.sparse
+            auto = sparse.min_length == "auto"
             branch = sort_lsh_attention(
                 query,
                 key,
                 value,
                 hashes["lsh_planes"],
-                block_size=config.sparse.block_size,
-                min_length=resolve_min_length(config.sparse, key.shape[1], self.is_causal),
-                num_neighbors=config.sparse.num_neighbors,
-                pairing=config.sparse.pairing,
+                block_size=sparse.block_size,
+                min_length=resolve_min_length(key.shape[1], self.is_causal) if auto else sparse.min_length,
+                num_neighbors=sparse.num_neighbors,
+                pairing=sparse.pairing,
                 query_mask=query_mask,
-                implementation=self.implementation,
-                is_causal=self.is_causal,
-                key_mask=key_mask,
-            )
-        elif self.kind == "exact":
-            branch = exact_attention(
-                query, key, value, is_causal=self.is_causal, key_mask=key_mask, implementation=self.implementation
+                **shared,
             )
         else:
-            dispatch.check("performer_attention", self.implementation)
-            branch = performer_attention(
-                query,
-                key,
-                value,
-                hashes["projection"],
-                is_causal=self.is_causal,
-                key_mask=key_mask,
-                eps=config.fusion.eps,
-            )
+            branch = exact_attention(query, key, value, **shared)
         return branch.out, {"log_mass": branch.log_mass}
 
-    def _fused(self, query, key, value, hashes, beta, lam, gates, query_mask, key_mask, branch_rng):
-        fusion = self.config.fusion
-        branches = Branches(
-            query,
-            key,
-            value,
-            hashes["race_planes"],
-            hashes.get("lsh_planes"),
-            self.config,
-            beta,
-            self.is_causal,
-            query_mask,
-            key_mask,
-            None,
-            self.implementation,
-        )
-        sparse = branches.sparse()
-        if branches.is_exact:
-            return sparse.out, {"log_mass": sparse.log_mass}
+    def _fused(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        hashes: Mapping[str, Array],
+        beta: float | Array | None,
+        lam: float | Array,
+        gates: Gates,
+        query_mask: Array | None,
+        key_mask: Array | None,
+        branch_rng: Array | None,
+    ) -> tuple[Array, dict[str, Array]]:
+        config = self.config
+        keep = None
         if branch_rng is not None:
-            keep = kept_examples(branch_rng, self.branch_dropout_rate, query.shape[0])[:, None, None]
-            sparse = BranchOutput(jnp.where(keep[..., None], sparse.out, 0), jnp.where(keep, sparse.log_mass, -jnp.inf))
-        out, low_rank_log_mass = branches.fuse(sparse, gates, lam, self.fusion_kind)
-        shape = sparse.log_mass.shape
+            keep = kept_examples(branch_rng, self.branch_dropout_rate, query.shape[0])
+        planes = hashes["race_planes"], hashes.get("lsh_planes")
+        facts = check_call(query, key, value, is_causal=self.is_causal, query_mask=query_mask, key_mask=key_mask)
+        same_mask, kind = query_mask is key_mask, self.fusion_kind
+        call = make_elsaa(facts, query, key, *planes, config, same_mask, kind=kind, implementation=self.implementation)
+        arrays = query, key, value, *planes, config.race.beta if beta is None else beta, query_mask, key_mask
+        both = _attend_both(call, *arrays, gates, lam, keep)
+        if both.low_rank_log_mass is None:
+            return both.out, {"log_mass": both.sparse.log_mass}
+        masses = both.sparse.log_mass, both.low_rank_log_mass
+        gate_sparse, gate_low_rank, lam = (
+            jnp.broadcast_to(jnp.asarray(x, jnp.float32), masses[0].shape) for x in (*gates, lam)
+        )
         weights = {
-            "gate_sparse": jnp.broadcast_to(jnp.asarray(gates[0], jnp.float32), shape),
-            "gate_low_rank": jnp.broadcast_to(jnp.asarray(gates[1], jnp.float32), shape),
-            "sparse_log_mass": sparse.log_mass,
-            "low_rank_log_mass": low_rank_log_mass,
+            "gate_sparse": gate_sparse,
+            "gate_low_rank": gate_low_rank,
+            "sparse_log_mass": masses[0],
+            "low_rank_log_mass": masses[1],
         }
-        if self.lambda_kind is None:
-            return out, weights
-        weights["lam"] = jnp.broadcast_to(jnp.asarray(lam, jnp.float32), shape)
-        if self.fusion_kind != "lse":
-            weights["multiplier"] = sparse_multiplier(sparse.log_mass, low_rank_log_mass, lam=lam, eps=fusion.eps)
-        return out, weights
+        if self.lambda_kind is not None:
+            weights["lam"] = lam
+        if self.lambda_kind is not None and kind != "lse":
+            weights["multiplier"] = multiplier(*masses, lam, jnp.full_like(lam, config.fusion.eps))
+        return both.out, weights
+
+
+_attend_both = jax.jit(attend_both, static_argnums=0)
+
+
+def make_spec(
+    attention: AttentionKind,
+    config: ElsaaConfig,
+    num_heads: int,
+    num_kv_heads: int | None,
+    qkv_features: int,
+    dropout_rate: float,
+    is_causal: bool,
+    implementation: Implementation | None,
+) -> AttentionSpec:
+    """Checks the sizes of a layer and returns its attention."""
+    check_int("num_heads", num_heads, 1)
+    check_int("qkv_features", qkv_features, 1)
+    if qkv_features % num_heads:
+        raise ValueError(f"qkv_features is {qkv_features}; it must be a multiple of num_heads = {num_heads}")
+    if not 0.0 <= dropout_rate < 1.0:
+        raise ValueError(f"dropout_rate is {dropout_rate!r}; it must be a number >= 0 and < 1")
+    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    head_dim = qkv_features // num_heads
+    return AttentionSpec(attention, config, num_heads, num_kv_heads, head_dim, is_causal, implementation)
+
+
+MEANINGLESS_FIELDS = {
+    "attention_fn": "this layer is the attention: choose one by `attention` (elsaa_jax.attention_fn "
+    "gives a function for the hook of Flax's own layers)",
+    "decode": "decoding with a cache does not exist here: call with the last tokens as inputs_q and all of them "
+    "as inputs_k",
+    "qk_attn_weights_einsum_cls": "there is no matrix of attention weights to compute",
+    "attn_weights_value_einsum_cls": "there is no matrix of attention weights to multiply with",
+}
+
+
+def refuse(fields: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
+    """Raises ValueError for a Flax field that is set (not None or False) but has no meaning here."""
+    for name, reason in reasons.items():
+        if fields[name]:
+            raise ValueError(f"{name} is {fields[name]!r}, but {reason}; it must be None or False")
 
 
 def kept_examples(rng: Array, rate: float, batch: int) -> Array:
-    """(B,) bool with a share `rate` of False at random places: B * rate of them, rounded at random."""
+    """Draws (B,) bool with a share `rate` of False at random places: B * rate of them, rounded at random."""
     place_rng, round_rng = jax.random.split(rng)
     dropped = jnp.floor(batch * rate + jax.random.uniform(round_rng)).astype(jnp.int32)
     return jax.random.permutation(place_rng, batch) >= dropped

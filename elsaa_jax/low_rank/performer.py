@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from elsaa_jax import checks
 from elsaa_jax.arrays.chunks import (
     from_head_rows,
     join_chunks,
@@ -20,14 +19,16 @@ from elsaa_jax.arrays.chunks import (
     to_head_rows,
     unfold,
 )
+from elsaa_jax.arrays.masking import zero_masked
 from elsaa_jax.arrays.masses import dot_rows, safe_log, safe_max
-from elsaa_jax.checks import check_int
+from elsaa_jax.checks import check_call, check_int, check_planes, check_scalar
 from elsaa_jax.types import Array, BranchOutput
 
 FULL_CHUNK = 2048
 CAUSAL_CHUNK = 256
 # exp of at most this is finite in float32.
 MAX_EXPONENT = 80.0
+MAX_FEATURES = 2**16
 
 
 def sample_projection(rng: Array, num_features: int, head_dim: int) -> Array:
@@ -70,16 +71,9 @@ def performer_attention(
     Returns:
       out (B, T, N, H) and log_mass (B, T, N).
     """
-    checks.check_qkv(query, key, value, is_causal)
-    checks.check_mask("key_mask", key_mask, key.shape[0], key.shape[1])
-    checks.check_scalar("eps", eps)
-    num_kv_heads, head_dim = key.shape[2:]
-    shape = jnp.shape(projection)
-    if len(shape) not in (2, 3) or shape[-1] != head_dim or (len(shape) == 3 and shape[0] != num_kv_heads):
-        raise ValueError(
-            f"projection has shape {shape}; it must be (features, {head_dim}), or ({num_kv_heads}, features, "
-            f"{head_dim}) with one set for each key/value head"
-        )
+    facts = check_call(query, key, value, is_causal=is_causal, key_mask=key_mask)
+    check_scalar("eps", eps)
+    check_planes("projection", projection, ("features",), facts, MAX_FEATURES)
     return _performer(is_causal, query, key, value, projection, key_mask, eps)
 
 
@@ -93,7 +87,7 @@ def _performer(
     key_mask: Array | None,
     eps: float | Array,
 ) -> BranchOutput:
-    key, value = checks.zero_masked_keys(key_mask, key, value)
+    query, key, value = zero_masked(query, key, value, None, key_mask)
     valid = jnp.ones(key.shape[:2], bool) if key_mask is None else key_mask
     attend = _causal if is_causal else _full
     out, log_mass = attend(query, key, value, valid, projection, eps)

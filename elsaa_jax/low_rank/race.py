@@ -26,7 +26,6 @@ from pallas_kernels.configs import race_refusal
 from pallas_kernels.fusion import FUSED_KINDS, Sparse
 
 
-
 def race_attention(
     query: Array,
     key: Array,
@@ -165,9 +164,7 @@ def _attend(call: RaceCall, arrays: RaceArrays, sparse: Sparse | None) -> tuple[
 Residuals = tuple[RaceArrays, Sparse | None, Array, State]
 
 
-def _attend_fwd(
-    call: RaceCall, arrays: RaceArrays, sparse: Sparse | None
-) -> tuple[tuple[Array, Array], Residuals]:
+def _attend_fwd(call: RaceCall, arrays: RaceArrays, sparse: Sparse | None) -> tuple[tuple[Array, Array], Residuals]:
     forms = (functools.partial(form.forward, call) for form in (race_kernels, race_xla))
     out, den, state = dispatch.choose(call.route, *forms, arrays, sparse)
     return (out, den), (arrays, sparse, den, state)

@@ -267,9 +267,7 @@ def _read(
     return from_head_rows(out, num_kv_heads, length), from_head_rows(den[..., 0].mean(1), num_kv_heads, length)
 
 
-def _state(
-    call: RaceCall, key: Array, value: Array, planes: Array, beta: Array, key_mask: Array | None
-) -> State:
+def _state(call: RaceCall, key: Array, value: Array, planes: Array, beta: Array, key_mask: Array | None) -> State:
     """Computes the bucket sums that queries read."""
     codes = Codes(planes, beta, call.num_ensembles)
     batch, num_keys = key.shape[:2]

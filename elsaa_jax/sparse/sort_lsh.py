@@ -81,9 +81,7 @@ def sort_lsh_attention(
       >>> out.shape, log_mass.shape
       ((1, 64, 2, 16), (1, 64, 2))
     """
-    facts = check_call(
-        query, key, value, is_causal=is_causal, query_mask=query_mask, key_mask=key_mask, scale=scale
-    )
+    facts = check_call(query, key, value, is_causal=is_causal, query_mask=query_mask, key_mask=key_mask, scale=scale)
     check_planes("planes", planes, ("bits",), facts, MAX_HARD_BITS)
     check_int("block_size", block_size, 1)
     check_int("min_length", min_length, 0)

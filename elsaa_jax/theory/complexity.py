@@ -7,6 +7,7 @@ can be compared: those of a program divided by 2 H are its interactions.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -15,11 +16,13 @@ import jax
 import numpy as np
 
 from elsaa_jax.blocks.stretches import Stretches
-from elsaa_jax.checks import check_int
+from elsaa_jax.checks import check_call, check_int
 from elsaa_jax.config import RaceConfig, SortLshConfig
-from elsaa_jax.sparse.crossover import resolve_min_length
-from elsaa_jax.sparse.plans import causal_plan, full_plan
-from elsaa_jax.sparse.sort_lsh import base_length, gray_ranks, make_rule
+from elsaa_jax.dispatch import XLA
+from elsaa_jax.sparse.call import SparseCall
+from elsaa_jax.sparse.full import full_plan
+from elsaa_jax.sparse.levels import causal_plan
+from elsaa_jax.sparse.sort_lsh import gray_ranks, make_sparse
 from elsaa_jax.types import Array, TilePlan
 
 
@@ -70,25 +73,22 @@ def count_scores(query: Array, key: Array, planes: Array, config: SortLshConfig,
             raise ValueError(
                 f"{name} has shape {x.shape}; it must be (1, length, 1, head_dim): one head of one example"
             )
-    num_queries, num_keys = query.shape[1], key.shape[1]
-    min_length = resolve_min_length(config, num_keys, is_causal)
-    base = base_length(config.block_size, min_length, is_causal)
-    if is_causal:
-        stretches = Stretches(min(base, num_keys), num_queries, num_keys)
+    facts = check_call(query, key, key, is_causal=is_causal)
+    call = make_sparse(facts, config, True, XLA)
+    exact = 0
+    if is_causal or facts.num_keys <= call.base:
+        stretches = Stretches(min(call.base, facts.num_keys), facts.num_queries, facts.num_keys, is_causal)
         exact = int(np.asarray(stretches.count_keys(query, None), np.float64).sum())
-    else:
-        exact = num_queries * num_keys if num_keys <= base else 0
-    if num_keys <= base:
+    if facts.num_keys <= call.base:
         return Scores(exact, 0)
-    rule = make_rule(num_keys, config.block_size, config.num_neighbors, config.pairing, is_causal, True)
-    ranks = gray_ranks(query, key, planes)
-    plan = _causal_plan(*ranks, None, None, rule, base) if is_causal else _full_plan(*ranks, None, None, rule)
-    scores = _scores_of_plan(plan, num_queries, num_keys)
+    plan = _plan(call, *gray_ranks(query, key, planes), None, None)
+    scores = _scores_of_plan(plan, facts.num_queries, facts.num_keys)
     return Scores(exact + scores.attended, scores.in_tiles)
 
 
-_full_plan = jax.jit(full_plan, static_argnums=(2, 5))
-_causal_plan = jax.jit(causal_plan, static_argnums=(2, 5, 6))
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def _plan(call: SparseCall, *arguments: Any) -> TilePlan:
+    return (causal_plan if call.facts.is_causal else full_plan)(call, *arguments)
 
 
 def _scores_of_plan(plan: TilePlan, num_queries: int, num_keys: int) -> Scores:

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import nnx
 
 import elsaa_jax
 from elsaa_jax import ElsaaConfig, FusionConfig, RaceConfig, SortLshConfig

@@ -13,7 +13,8 @@ from flax import nnx
 import elsaa_jax
 from elsaa_jax import ELSAA, ElsaaConfig, FusionConfig, RaceConfig, SortLshConfig
 from elsaa_jax import nnx as elsaa_nnx
-from elsaa_jax.layers.shared import query_lambda, rotate, short_convolution
+from elsaa_jax.layers.inputs import rotate, short_convolution
+from elsaa_jax.layers.parameters import query_lambda
 from elsaa_jax.layers.spec import AttentionSpec
 
 SMALL = {

@@ -1,33 +1,28 @@
-"""What the linen and the nnx layer share beside the attention itself: inputs, checks, small pieces."""
+"""Inputs of the linen and the nnx layer: masks, short convolution, rotary positions and dropout."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from elsaa_jax.checks import check_int
-from elsaa_jax.config import BETA_RANGE
+from elsaa_jax.checks import check_array
 from elsaa_jax.layers.spec import AttentionSpec
 from elsaa_jax.types import Array
 
-LAMBDA_OFFSET = 0.3  # c of c + sigmoid(w . q + b), which starts at 0.8
-LAMBDA_FLOOR = 1e-6
-LAMBDA_KERNEL_STDDEV = 1e-3
-
 
 class Inputs(NamedTuple):
-    """The arguments of a layer's call, as both layers need them.
+    """The arguments of a layer's call, in the form that both layers use.
 
     Attributes:
-      query: (B, T, features).
-      key: (B, S, features).
-      value: (B, S, features).
-      query_mask: (B, T) or None; in self-attention the mask of the keys.
-      key_mask: (B, S) or None.
-      lead: the batch axes of the inputs, of which B is the product.
+      query: Inputs of the queries, (B, T, features).
+      key: Inputs of the keys, (B, S, features).
+      value: Inputs of the values, (B, S, features).
+      query_mask: Queries that take part, (B, T) bool, or None. In self-attention it is the mask of the keys.
+      key_mask: Keys that take part, (B, S) bool, or None.
+      lead: Batch axes of the inputs. B is their product.
     """
 
     query: Array
@@ -46,7 +41,7 @@ class Inputs(NamedTuple):
         mask: Array | None,
         query_mask: Array | None,
     ) -> Inputs:
-        """Fills in what was left out, and folds the batch axes into one."""
+        """Fills in the arguments that were left out, and folds the batch axes into one."""
         if inputs_k is None and inputs_v is not None:
             raise ValueError(
                 f"inputs_v has shape {inputs_v.shape} and inputs_k is None; give inputs_k, and leave out inputs_v "
@@ -56,6 +51,7 @@ class Inputs(NamedTuple):
         inputs_k = inputs_q if inputs_k is None else inputs_k
         inputs_v = inputs_k if inputs_v is None else inputs_v
         for name, x in (("inputs_q", inputs_q), ("inputs_k", inputs_k), ("inputs_v", inputs_v)):
+            check_array(name, x)
             if jnp.ndim(x) < 2 or jnp.shape(x)[:-2] != jnp.shape(inputs_q)[:-2]:
                 raise ValueError(
                     f"{name} has shape {jnp.shape(x)}; it must be (..., length, features) with the batch axes of "
@@ -71,54 +67,24 @@ class Inputs(NamedTuple):
         return cls(query, key, value, query_mask, key_mask, lead)
 
     def convolution_mask(self, is_causal: bool) -> Array | None:
-        """The queries that count in their short convolution: causal ones are the last T positions."""
+        """Returns the mask of the queries in their short convolution: causal queries are the last T positions."""
         if is_causal and self.query_mask is None and self.key_mask is not None:
             return self.key_mask[:, -self.query.shape[1] :]
         return self.query_mask
 
-    def restore(self, x: Array) -> Array:
-        """(B, ...) -> (*lead, ...)."""
-        return x.reshape(*self.lead, *x.shape[1:])
-
-
-def check_sizes(num_heads: int, qkv_features: int, dropout_rate: float) -> None:
-    """Refuses features that the heads do not divide, and a dropout rate that is none."""
-    check_int("num_heads", num_heads, 1)
-    check_int("qkv_features", qkv_features, 1)
-    if qkv_features % num_heads:
-        raise ValueError(f"qkv_features is {qkv_features}; it must be a multiple of num_heads = {num_heads}")
-    if not 0.0 <= dropout_rate < 1.0:
-        raise ValueError(f"dropout_rate is {dropout_rate!r}; it must be a number >= 0 and < 1")
-
-
-def refuse(fields: dict[str, Any], reasons: dict[str, str]) -> None:
-    """Raises ValueError for a Flax field that is set (not None or False) but has no meaning here."""
-    for name, reason in reasons.items():
-        if fields[name]:
-            raise ValueError(f"{name} is {fields[name]!r}, but {reason}; it must be None or False")
-
-
-MEANINGLESS_FIELDS = {
-    "attention_fn": "this layer is the attention: choose one by `attention` (elsaa_jax.attention_fn "
-    "gives a function for the hook of Flax's own layers)",
-    "decode": "decoding with a cache does not exist here: call with the last tokens as inputs_q and all of them "
-    "as inputs_k",
-    "qk_attn_weights_einsum_cls": "there is no matrix of attention weights to compute",
-    "attn_weights_value_einsum_cls": "there is no matrix of attention weights to multiply with",
-}
-
 
 def key_mask_of(mask: Array | None, lead: tuple[int, ...], num_queries: int, num_keys: int) -> Array | None:
-    """A Flax mask, (..., S) or (..., 1, 1, S), as (B, S) bool.
+    """Turns a mask of Flax, (..., S) or (..., 1, 1, S), into (B, S) bool.
 
     Args:
-      mask: True or nonzero = attend.
-      lead: the batch axes of the inputs; the mask's may be 1.
+      mask: Mask in which True or nonzero means "attend", or None.
+      lead: Batch axes of the inputs; those of the mask may be 1.
       num_queries: T.
       num_keys: S.
     """
     if mask is None:
         return None
+    check_array("mask", mask)
     shape = jnp.shape(mask)
     fits = len(shape) in (len(lead) + 1, len(lead) + 3) and shape[-1] == num_keys
     fits = fits and all(a in (1, b) for a, b in zip(shape, lead, strict=False))
@@ -133,14 +99,42 @@ def key_mask_of(mask: Array | None, lead: tuple[int, ...], num_queries: int, num
     return jnp.broadcast_to(mask, (*lead, num_keys)).reshape(-1, num_keys)
 
 
-def short_convolution(x: Array, kernel: Array, mask: Array | None, history: Array | None = None) -> Array:
-    """A depthwise causal convolution over tokens: y_t = sum_j kernel_j x_{t-j}.
+def convolve_and_rotate(
+    spec: AttentionSpec,
+    call: Inputs,
+    query: Array,
+    key: Array,
+    value: Array,
+    taps: Sequence[Array],
+    project_query: Callable[[Array], Array],
+) -> tuple[Array, Array, Array]:
+    """Applies the short convolutions and the rotary positions that the config asks for.
 
     Args:
-      x: (B, tokens, heads, H).
-      kernel: (taps, heads, H); tap 0 is the token itself.
-      mask: (B, tokens), masked tokens count as 0; or None.
-      history: (B, up to taps - 1, heads, H), the tokens before the first; None: there are none.
+      spec: Attention of the layer.
+      call: Inputs of the layer.
+      query: Projected queries, (B, T, N, H).
+      key: Projected keys, (B, S, K, H).
+      value: Projected values, (B, S, K, H).
+      taps: Taps of the convolutions of query, key and value; empty without convolutions.
+      project_query: Projection of the queries, for the tokens before the first query.
+    """
+    if taps:
+        history = query_history(spec, call, project_query)
+        query = short_convolution(query, taps[0], call.convolution_mask(spec.is_causal), history)
+        key = short_convolution(key, taps[1], call.key_mask)
+        value = short_convolution(value, taps[2], call.key_mask)
+    return *rotate(spec, query, key), value
+
+
+def short_convolution(x: Array, kernel: Array, mask: Array | None, history: Array | None = None) -> Array:
+    """Computes a depthwise causal convolution over tokens: y_t = sum_j kernel_j x_{t-j}.
+
+    Args:
+      x: Tokens, (B, tokens, heads, H).
+      kernel: Taps, (taps, heads, H). Tap 0 is for the token itself.
+      mask: Tokens that take part, (B, tokens) bool, or None. Masked tokens count as 0.
+      history: Tokens before the first, (B, up to taps - 1, heads, H), or None if there are none.
     """
     x = zero_tokens(x, mask)
     length, taps = x.shape[1], kernel.shape[0]
@@ -153,19 +147,19 @@ def short_convolution(x: Array, kernel: Array, mask: Array | None, history: Arra
 
 
 def zero_tokens(x: Array, mask: Array | None) -> Array:
-    """(B, tokens, heads, H), 0 where masked."""
+    """Sets masked tokens of (B, tokens, heads, H) to 0."""
     return x if mask is None else jnp.where(mask[:, :, None, None], x, 0)
 
 
 def query_history(spec: AttentionSpec, call: Inputs, project: Callable[[Array], Array]) -> Array | None:
-    """The queries before the first that its short convolution sees, 0 where masked; None: there are none.
+    """Returns the queries before the first one that its short convolution reads, 0 where masked; None without any.
 
-    Causal queries are the last T of S positions, so what stands before them are the keys' inputs.
+    Causal queries are the last T of S positions, so the inputs before them are those of the keys.
 
     Args:
-      spec: the attention.
-      call: the inputs.
-      project: inputs (B, tokens, features) -> queries (B, tokens, N, H).
+      spec: Attention of the layer.
+      call: Inputs of the layer.
+      project: Projection of inputs (B, tokens, features) to queries (B, tokens, N, H).
     """
     first = call.key.shape[1] - call.query.shape[1]
     taps = min(spec.config.short_conv - 1, first)
@@ -181,12 +175,12 @@ def query_history(spec: AttentionSpec, call: Inputs, project: Callable[[Array], 
 
 
 def rotate(spec: AttentionSpec, query: Array, key: Array) -> tuple[Array, Array]:
-    """Rotary positions of q and k, where the config asks for them: x_i and x_{i + H/2} are turned as one pair.
+    """Applies rotary positions to q and k if the config asks for them: x_i and x_{i + H/2} are rotated as one pair.
 
     Args:
-      spec: the attention; causal queries are the last T of S positions, others the first.
-      query: (B, T, N, H).
-      key: (B, S, K, H).
+      spec: Attention of the layer. Causal queries are the last T of S positions, others the first T.
+      query: Queries, (B, T, N, H).
+      key: Keys, (B, S, K, H).
     """
     base, half = spec.config.rotary_base, spec.head_dim // 2
     if not base:
@@ -203,50 +197,8 @@ def rotate(spec: AttentionSpec, query: Array, key: Array) -> tuple[Array, Array]
     return turn(query, key.shape[1] - query.shape[1] if spec.is_causal else 0), turn(key, 0)
 
 
-def random_taps(rng: Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-    """The start of a short convolution: normal, of variance 1 / taps, so that tokens mix and keep their scale."""
-    return jax.random.normal(rng, shape, dtype) * shape[0] ** -0.5
-
-
-def query_lambda(query: Array, kernel: Array, bias: Array, offset: Array) -> Array:
-    """lambda_i = c + sigmoid(w . q_i + b) for each head, at least 1e-6.
-
-    q is detached; c is kept at or above 0 by a clamp that passes the gradient straight through.
-
-    Args:
-      query: (B, T, N, H).
-      kernel: (N, H).
-      bias: (N,).
-      offset: (N,), c.
-    """
-    kernel, bias, offset = (x.astype(jnp.float32) for x in (kernel, bias, offset))
-    logits = jnp.einsum("btnh,nh->btn", jax.lax.stop_gradient(query).astype(jnp.float32), kernel)
-    offset = offset + jax.lax.stop_gradient(jnp.maximum(offset, 0.0) - offset)
-    lam = offset[None, None] + jax.nn.sigmoid(logits + bias[None, None])
-    return jnp.maximum(lam, LAMBDA_FLOOR)
-
-
-def beta_of(log_beta: Array) -> Array:
-    """exp(log_beta), within [0.01, 20]."""
-    return jnp.clip(jnp.exp(log_beta.astype(jnp.float32)), *BETA_RANGE)
-
-
-def gates_of(logits: Array) -> tuple[Array, Array]:
-    """Gate logits (B, T, 2) or (B, T, N, 2) -> the two gates, (B, T, 1) or (B, T, N)."""
-    gates = jax.nn.sigmoid(logits.astype(jnp.float32))
-    if gates.ndim == 3:
-        gates = gates[:, :, None]
-    return gates[..., 0], gates[..., 1]
-
-
 def dropout(x: Array, rng: Array, rate: float, broadcast: bool) -> Array:
-    """Dropout on an output (B, T, N, H); with `broadcast`, one mask for all examples and heads."""
+    """Applies dropout to an output (B, T, N, H); with `broadcast`, one mask serves all examples and heads."""
     shape = (1, x.shape[1], 1, x.shape[3]) if broadcast else x.shape
     keep = jnp.broadcast_to(jax.random.bernoulli(rng, 1.0 - rate, shape), x.shape)
     return jnp.where(keep, x / (1.0 - rate), 0).astype(x.dtype)
-
-
-def dropout_rngs(rng: Array, dropout_rate: float, spec: AttentionSpec) -> tuple[Array | None, Array | None]:
-    """Keys for dropout on the output and for branch dropout; None where the rate is 0."""
-    output_rng, branch_rng = jax.random.split(rng)
-    return output_rng if dropout_rate else None, branch_rng if spec.branch_dropout_rate else None
