@@ -15,12 +15,13 @@ from experiments.engine.checkpoints import Checkpoints
 from experiments.engine.config import RunConfig
 from experiments.engine.errors import EngineError
 from experiments.engine.loop import train_loop
+from experiments.engine.metrics import check_metrics
 from experiments.engine.parallel import check_batch_size, is_main_process, local_variables, make_parallel, wait_for_all
 from experiments.engine.progress import Progress
 from experiments.engine.results import Results, Rows
 from experiments.engine.signals import Stop, StopSignals, stop_at_once
 from experiments.engine.task import Task, Variables
-from experiments.engine.workdir import CHECKPOINTS, check_same, claim, locked, stored_config, versions
+from experiments.engine.workdir import CHECKPOINTS, METRICS, check_same, claim, locked, stored_config, versions
 
 Path = str | os.PathLike[str]
 
@@ -49,6 +50,8 @@ def train_and_evaluate(
     if resume or eval_only:
         _check_started(config, workdir, "--resume" if resume else "--eval-only")
     with _opened(config, workdir) as (checkpoints, progress):
+        check_metrics(workdir / METRICS, config.train, checkpoints.last or 0)
+        wait_for_all("metrics")  # All processes read the file before one of them changes it.
         if checkpoints.last != config.train.total_steps:
             if eval_only:
                 raise EngineError(
@@ -57,16 +60,6 @@ def train_and_evaluate(
                 )
             _train(config, workdir, checkpoints, progress)
         return _evaluate(config, workdir, checkpoints, progress)
-
-
-def train(config: RunConfig, workdir: Path) -> Variables:
-    """Trains, or goes on with it, and returns the last variables; see `train_and_evaluate`."""
-    workdir = pathlib.Path(workdir).absolute()
-    _check_devices(config)
-    with _opened(config, workdir) as (checkpoints, progress):
-        if checkpoints.last != config.train.total_steps:
-            _train(config, workdir, checkpoints, progress)
-        return _load(config.task, checkpoints, "last")
 
 
 def load_variables(task: Task, workdir: Path, which: Literal["last", "best"] = "last") -> Variables:

@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import platform
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from experiments.engine.errors import EngineError, disk_errors
 from experiments.engine.parallel import is_main_process
 
 CONFIG, METRICS, RESULTS, CHECKPOINTS, LOCK = "config.json", "metrics.jsonl", "results.json", "checkpoints", ".lock"
+CHECK = "check"  # the key of a checksum in files that are read back
+ANOTHER = "restore it, or take another --workdir"
 
 
 def versions() -> dict[str, str]:
@@ -33,7 +36,7 @@ def versions() -> dict[str, str]:
 
 def write_json(path: pathlib.Path, value: Any) -> None:
     """Writes a file that is at any moment the old one or the new one; on the main process alone."""
-    write_text(path, json.dumps(value, indent=2, default=lambda scalar: scalar.item()) + "\n")
+    write_text(path, json.dumps(value, indent=2, default=to_number) + "\n")
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
@@ -49,15 +52,56 @@ def write_text(path: pathlib.Path, text: str) -> None:
         partial.replace(path)
 
 
-def read_json(path: pathlib.Path) -> Any:
-    """The value of a file; None where there is no file."""
+def read_json(path: pathlib.Path, remedy: str = ANOTHER) -> Any:
+    """Returns the content of a JSON file, None if there is no file; `remedy` ends the error of a damaged one."""
     with disk_errors(path):
         try:
             return json.loads(path.read_text())
         except FileNotFoundError:
             return None
         except ValueError as error:
-            raise EngineError(f"{path} is damaged (it is not JSON); restore it, or take another --workdir") from error
+            raise damaged(path, "it is not JSON", remedy) from error
+
+
+def write_checked(path: pathlib.Path, fields: dict[str, Any]) -> None:
+    """Writes a JSON object with a checksum of its fields, for `read_checked`."""
+    write_json(path, fields | {CHECK: _checksum(fields)})
+
+
+def read_checked(path: pathlib.Path, remedy: str = ANOTHER) -> dict[str, Any] | None:
+    """Returns the fields of a file of `write_checked`, None if there is no file.
+
+    Files without a checksum, written by older versions, are read as they are.
+
+    Args:
+      path: Path of the file.
+      remedy: End of the error message: the way out if the file is damaged.
+
+    Raises:
+      EngineError: The file is not a JSON object, or differs from what was written.
+    """
+    stored = read_json(path, remedy)
+    if stored is None:
+        return None
+    if not isinstance(stored, dict):
+        raise damaged(path, "it is not a JSON object", remedy)
+    if stored.pop(CHECK, None) not in (None, _checksum(stored)):
+        raise damaged(path, "its checksum is wrong", remedy)
+    return stored
+
+
+def damaged(path: pathlib.Path, reason: str, remedy: str) -> EngineError:
+    """Returns the error for a file with unusable content."""
+    return EngineError(f"{path} is damaged ({reason}); {remedy}")
+
+
+def _checksum(fields: dict[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(fields, sort_keys=True, default=to_number).encode()):08x}"
+
+
+def to_number(scalar: Any) -> Any:
+    """Converts a NumPy or JAX scalar for `json.dumps`."""
+    return scalar.item()
 
 
 def normal(config: RunConfig) -> Any:
