@@ -11,9 +11,13 @@ import hashlib
 import json
 import logging
 import math
+import os
 import pathlib
+import re
 import shutil
+import sys
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -29,7 +33,24 @@ from experiments.engine.task import Variables
 VARIABLES, TRAINING, CONTENTS = "variables", "training", "contents"
 TEMPORARY = "*.orbax-checkpoint-tmp"
 
-# Orbax logs the traceback of every failure that it raises as well: here one sentence tells of it.
+
+def without_closed_loops(hook: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """Wraps a `sys.unraisablehook`, so that it does not show writes that end after their event loop was closed.
+
+    When one of many writes fails, Orbax raises and closes its event loop. The others then cannot report to it, and each
+    would print a traceback around the sentence that says what happened.
+    """
+
+    def quiet(report: Any) -> None:
+        is_closed_loop = isinstance(report.exc_value, RuntimeError) and str(report.exc_value) == "Event loop is closed"
+        if not (is_closed_loop and report.object is None):
+            hook(report)
+
+    return quiet
+
+
+sys.unraisablehook = without_closed_loops(sys.unraisablehook)
+# Orbax also logs the traceback of every failure that it raises. `EngineError` reports it in one sentence.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in pathlib.Path(record.pathname).parts)
 
 
@@ -161,7 +182,7 @@ class Checkpoints:
 
     def _refusal(self, path: pathlib.Path, reason: Exception | str) -> EngineError:
         if isinstance(reason, Exception):
-            reason = _shorten(one_line(reason))
+            reason = _reason(reason)
         return EngineError(
             f"the checkpoint {path} is damaged or foreign ({reason}); nothing was changed: move it away to go on from "
             "the one before it, if any, or take another --workdir"
@@ -171,7 +192,7 @@ class Checkpoints:
         whole = sorted(int(path.name) for path in self.directory.glob("*") if path.name.isdigit())
         kept = f"the checkpoint of step {whole[-1]} is kept" if whole else "no checkpoint was saved before"
         return EngineError(
-            f"no checkpoint can be written to {self.directory} ({_shorten(one_line(error))}); {kept}: make room or "
+            f"no checkpoint can be written to {self.directory} ({_reason(error)}); {kept}: make room or "
             "give access and run the same command again"
         )
 
@@ -228,5 +249,10 @@ def _read_all(directory: pathlib.Path) -> None:
         store.read(key).result()
 
 
-def _shorten(text: str, size: int = 200) -> str:
+def _reason(error: Exception, size: int = 200) -> str:
+    """Returns the text of an error of Orbax or tensorstore: that of the operating system if it is the cause."""
+    text = one_line(error)
+    code = re.search(r"os_error_code='(\d+)'", text)
+    if code is not None:
+        return os.strerror(int(code[1]))
     return text if len(text) <= size else f"{text[:size]} ..."

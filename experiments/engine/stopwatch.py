@@ -1,4 +1,4 @@
-"""Measures the time of training over all parts of an interrupted run. Metrics hold no times, so they lie beside them."""
+"""Measures the time of training over all parts of an interrupted run. It is stored apart from the metrics."""
 
 from __future__ import annotations
 
