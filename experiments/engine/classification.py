@@ -27,6 +27,10 @@ from experiments.engine.transformer import count_parameters
 TOKENS_AT_A_TIME = 32_768
 MOST_OF_TRAINING = 2000  # examples that are evaluated
 VALIDATION_EXAMPLES = 64
+ROW_FIELDS = (
+    *("task", "attention", "seed", "preset", "length", "parameters", "train_accuracy", "test_accuracy"),
+    *("n_test", "low", "high", "evaluation_seconds"),
+)
 
 
 @dataclasses.dataclass(frozen=True)

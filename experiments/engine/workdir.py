@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from experiments.engine.config import RunConfig, from_json
+from experiments.engine.config import RunConfig, Stage, TrainConfig, from_json
 from experiments.engine.errors import EngineError, disk_errors
 from experiments.engine.parallel import is_main_process
 
@@ -133,6 +133,17 @@ def stored_task(workdir: pathlib.Path, classes: Sequence[type]) -> Any:
         return from_json(stored["config"]["task"], classes)
     except (KeyError, TypeError, ValueError) as error:
         raise EngineError(f"{workdir / CONFIG} is that of another experiment or version; take another one") from error
+
+
+def stored_training(directory: pathlib.Path) -> TrainConfig | None:
+    """Returns the training settings of a run without stages of its own kind, None if there is no config.json."""
+    stored = read_json(directory / CONFIG)
+    if stored is None:
+        return None
+    try:
+        return from_json(stored["config"]["train"], (TrainConfig, Stage))
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(directory / CONFIG, "its training settings cannot be read", ANOTHER) from error
 
 
 def check_same(config: RunConfig, stored: dict[str, Any], workdir: pathlib.Path) -> None:

@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from experiments import imdb
-from experiments.engine import suite
+from experiments.engine import report, suite
 from experiments.engine.errors import EngineError
+from experiments.engine.presets import COMPARED
 from experiments.engine.stats import difference_interval, mean_interval, wilson_interval
-from experiments.engine.suite import COMPARED
 from experiments.paper import claims, published
 from experiments.paper import command as paper
 from experiments.paper.claims import FAILS, HOLDS, MISSING, UNDECIDED, judge, summarize
@@ -127,7 +127,7 @@ def test_the_driver_runs_what_is_missing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(subprocess, "Popen", Process)
     flags = ["--run", "--tasks", "imdb", "--attention", "elsaa,race", "--workdir", str(tmp_path / "runs")]
     arguments = paper.make_parser().parse([*flags, "--out", str(tmp_path / "out"), "--niah", str(tmp_path)])
-    with pytest.raises(EngineError, match=r"1 runs failed \(imdb race 0\); mend what they say and run the same"):
+    with pytest.raises(EngineError, match=r"1 runs failed \(imdb race 0\); correct what they report and run the same"):
         paper.run(arguments)
     assert [words[words.index("--attention") + 1] for words in calls] == ["elsaa", "race", "elsaa", "elsaa"]
     assert calls[0][:3] == [sys.executable, "-m", "experiments.imdb"]
@@ -161,7 +161,7 @@ def test_rows_of_one_budget_alone_are_compared(tmp_path):
             "task": {"attention": attention, "seed": seed, "sizes": {"width": 64}},
             "train": {"seed": seed, "stages": [{"batch_size": batch_size}]},
         }
-        directory = suite.run_directory(tmp_path / task, attention, seed)
+        directory = report.run_directory(tmp_path / task, attention, seed)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "results.json").write_text(json.dumps({"config": config}))
 
@@ -186,7 +186,7 @@ def test_a_work_dir_of_something_else(tmp_path):
     inner = tmp_path / "imdb/elsaa-0"
     inner.mkdir(parents=True)
     (inner / "results.json").write_text(json.dumps({"rows": [{"speed": 3}]}))
-    assert suite.collect(tmp_path / "imdb") == []
+    assert report.collect(tmp_path / "imdb") == []
 
 
 def test_intervals_hold_examples_and_seeds():

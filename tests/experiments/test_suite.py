@@ -1,15 +1,18 @@
 """An experiment in small, from raw files to its results; and that it learns."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 from experiments import retrieval, vision
-from experiments.engine import suite
+from experiments.engine import report, suite
 from experiments.engine.classification import Classification
 from experiments.engine.classifier import ClassifierConfig
+from experiments.engine.config import Stage
 from experiments.engine.data.examples import ImageData, PairData, PaperData
+from experiments.engine.presets import Preset, cpu_optimizer
 from tests.experiments.engine.data.raw_sets import paper_text, write_arxiv, write_pack
 
 COLUMNS = {
@@ -34,13 +37,12 @@ def tiny(tmp_path_factory):
     """A data dir with bright and dark images, and a preset that tells them apart in a few steps."""
     data_dir = tmp_path_factory.mktemp("data")
     write_pack(data_dir, "food101", count=16)
-    preset = suite.Preset(
+    preset = Preset(
         sizes=ClassifierConfig(width=8, num_layers=1, num_heads=2, mlp_width=8, readout="class", patch_size=4),
         config=vision.CPU_CONFIG,
         data=ImageData("food101", 2, size=8, patch_size=4),
+        optimizer=cpu_optimizer(3e-2, weight_decay=0.0),
         batch_size=8,
-        learning_rate=3e-2,
-        weight_decay=0.0,
         steps=12,
         checkpoint_every=5,
     )
@@ -48,8 +50,8 @@ def tiny(tmp_path_factory):
 
 
 def run(tiny, workdir, *flags):
+    """Runs the default preset, which is "cpu" here."""
     data_dir, presets = tiny
-    """By the default preset, which is "cpu" here."""
     arguments = suite.make_parser("Tiny.").parse(["--data-dir", str(data_dir), "--workdir", str(workdir), *flags])
     return suite.run("tiny", presets, arguments)
 
@@ -78,7 +80,7 @@ def test_results_of_every_run(tiny, finished, capsys):
 
 
 def test_the_last_means_of_the_branches(finished):
-    found = suite.diagnostics(finished[0])
+    found = report.diagnostics(finished[0])
     assert set(found) == {"elsaa-0", "exact-0"}
     assert set(found["exact-0"]) == {"log_mass"}
     assert len(found["elsaa-0"]["multiplier"]) == 1
@@ -115,7 +117,7 @@ def test_flags_win_over_the_preset(tiny):
 
     def config(*flags, **changes):
         arguments = parser.parse(["--data-dir", str(data_dir), *flags])
-        preset = suite.dataclasses.replace(presets["cpu"], **changes)
+        preset = dataclasses.replace(presets["cpu"], **changes)
         return suite.run_config("tiny", "cpu", preset, "elsaa", arguments).train
 
     assert (config().total_steps, config().stages[0].batch_size, config().accumulate) == (12, 8, 1)
@@ -136,7 +138,7 @@ def test_batches_are_the_same_for_every_method(tmp_path):
     write_arxiv(tmp_path, texts)
     for data in (PaperData(300, 500, data_dir=str(tmp_path)), PairData(300, 500, 40, 20, data_dir=str(tmp_path))):
         preset = retrieval.PRESETS["cpu"]
-        stage = suite.Stage(1, 300, 6)
+        stage = Stage(1, 300, 6)
         batches = [
             Classification("t", "cpu", name, preset.config, preset.sizes, data, 3).batch(
                 stage, 12, np.random.default_rng(0)
