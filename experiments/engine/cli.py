@@ -216,7 +216,7 @@ def names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
 def scale_stages(
     stages: Sequence[StageT], steps: int | None = None, batch_size: int | None = None
 ) -> tuple[StageT, ...]:
-    """Scales stages in proportion to `steps` in total and to `batch_size` in the last stage; each value is at least 1."""
+    """Scales stages in proportion, to `steps` in total and `batch_size` in the last stage; each value is at least 1."""
     counts = [stage.steps for stage in stages]
     if steps is not None:
         total, longest = sum(counts), counts.index(max(counts))

@@ -3,8 +3,11 @@
 import json
 import os
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
+from typing import get_args
 
 import chex
 import jax
@@ -20,6 +23,7 @@ from experiments.niah import command
 from experiments.niah import task as niah_task
 from experiments.niah.haystack import VOCABULARY, make_examples
 from experiments.niah.presets import PRESETS
+from experiments.niah.report import write_report
 from tests.compilation import optimized
 from tests.experiments.engine.helpers import assert_refused
 
@@ -86,6 +90,48 @@ def test_a_length_that_does_not_fit_is_not_run(trained, monkeypatch, capsys):
     assert row["n"] == 0
     assert "GiB are free" in row["skipped"]
     assert "GiB are free" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("is_older", [True, False])
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda stored: stored.pop("rows"), "its 'rows' are missing"),
+        (lambda stored: stored.update(rows=[3]), "its 'rows' are missing or not a list of objects"),
+        (lambda stored: stored["rows"][0].pop("n"), "row 1 has no 'n'"),
+        (lambda stored: stored.pop("config"), "it has no 'config'"),
+    ],
+)
+def test_damaged_results_of_another_method_are_refused(damage, message, is_older, trained, tmp_path):
+    """Results without a checksum are older ones, of which only the form can be checked."""
+    other = tmp_path / "race/results.json"
+    shutil.copytree(trained[0] / "exact", other.parent)
+    stored = json.loads(other.read_text())
+    damage(stored)
+    if is_older:
+        del stored["check"]
+    else:
+        message = "its checksum is wrong"
+    other.write_text(json.dumps(stored))
+    before = other.read_bytes()
+    wanted = rf"race/results.json is damaged \({re.escape(message)}.*move it away to evaluate again"
+    with pytest.raises(EngineError, match=wanted):
+        write_report(tmp_path)
+    assert other.read_bytes() == before
+
+
+def test_an_edited_accuracy_of_another_method_is_refused(trained, tmp_path):
+    other = tmp_path / "race/results.json"
+    shutil.copytree(trained[0] / "exact", other.parent)
+    stored = json.loads(other.read_text())
+    stored["rows"][0]["accuracy"] = 0.25 + stored["rows"][0]["accuracy"]
+    other.write_text(json.dumps(stored))
+    with pytest.raises(EngineError, match=r"race/results.json is damaged \(its checksum is wrong\)"):
+        write_report(tmp_path)
+
+
+def test_the_names_of_methods_are_a_closed_set():
+    assert tuple(niah_task.METHODS) == get_args(niah_task.Method)
 
 
 def test_every_method_has_a_model():

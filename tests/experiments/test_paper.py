@@ -189,6 +189,35 @@ def test_a_work_dir_of_something_else(tmp_path):
     assert report.collect(tmp_path / "imdb") == []
 
 
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ({"config": {}}, "its 'rows' are missing"),
+        ({"rows": [{"train_length": 1024}]}, "row 1 has no 'attention'"),
+        ({"rows": [], "check": "00000000"}, "its checksum is wrong"),
+    ],
+)
+def test_damaged_results_of_needle_in_a_haystack(stored, message, tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps(stored))
+    arguments = paper.make_parser().parse(["--workdir", str(tmp_path), "--niah", str(tmp_path)])
+    with pytest.raises(EngineError, match=rf"results.json is damaged \({message}.*; run python -m experiments.niah"):
+        paper.run(arguments)
+
+
+def test_damaged_results_of_a_run(tmp_path):
+    path = report.run_directory(tmp_path / "imdb", "elsaa", 0) / "results.json"
+    path.parent.mkdir(parents=True)
+    arguments = paper.make_parser().parse([])
+    for stored in ({}, [], {"rows": None}):
+        path.write_text(json.dumps(stored))
+        with pytest.raises(EngineError, match=r"results.json is damaged .*move it away to evaluate again"):
+            paper.is_done(paper.Job("imdb", "elsaa", 0), tmp_path, arguments)
+    path.write_text(json.dumps({"rows": [row("imdb", "elsaa", 0.8)]}))
+    assert not paper.is_done(paper.Job("imdb", "elsaa", 0), tmp_path, arguments)
+    with pytest.raises(EngineError, match="it has no config of a run"):
+        paper.check_budgets([row("imdb", "elsaa", 0.8)], tmp_path)
+
+
 def test_intervals_hold_examples_and_seeds():
     one = summarize([row("imdb", "elsaa", 0.8)])["imdb", "elsaa"]
     assert one.interval == wilson_interval(1600, 2000)

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import re
+import shutil
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from experiments.engine.classification import Classification
 from experiments.engine.classifier import ClassifierConfig
 from experiments.engine.config import Stage
 from experiments.engine.data.examples import ImageData, PairData, PaperData
+from experiments.engine.errors import EngineError
 from experiments.engine.presets import Preset, cpu_optimizer
 from tests.experiments.engine.data.raw_sets import paper_text, write_arxiv, write_pack
 
@@ -86,6 +89,67 @@ def test_the_last_means_of_the_branches(finished):
     assert len(found["elsaa-0"]["multiplier"]) == 1
     metrics = [json.loads(line) for line in (finished[0] / "elsaa-0/metrics.jsonl").read_text().splitlines()]
     assert found["elsaa-0"]["multiplier"] == [metrics[-1]["layer_0/multiplier"]]
+
+
+def edit_json(path, edit):
+    stored = json.loads(path.read_text())
+    edit(stored)
+    path.write_text(json.dumps(stored))
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "message"),
+    [
+        ("results.json", lambda stored: stored["rows"][0].update(test_accuracy=0.5), "its checksum is wrong"),
+        ("results.json", lambda stored: (stored.pop("check"), stored.pop("rows")), "its 'rows' are missing"),
+        (
+            "results.json",
+            lambda stored: (stored.pop("check"), stored["rows"][0].pop("n_test")),
+            "row 1 has no 'n_test'",
+        ),
+        ("results.json", lambda stored: (stored.pop("check"), stored.pop("config")), "no training stage"),
+        (
+            "results.json",
+            lambda stored: (stored.pop("check"), stored["rows"][0].update(attention="flash")),
+            "'flash' is not an attention",
+        ),
+        ("time.json", lambda stored: stored.update(seconds=0.0), "its checksum is wrong"),
+        ("config.json", lambda stored: stored["config"].pop("train"), "its training settings cannot be read"),
+    ],
+)
+def test_damaged_files_of_another_run_are_refused(name, edit, message, finished, tmp_path):
+    workdir = shutil.copytree(finished[0], tmp_path / "runs")
+    edit_json(workdir / "exact-0" / name, edit)
+    with pytest.raises(EngineError, match=rf"exact-0/{name} is damaged \(.*{re.escape(message)}"):
+        report.write_report(workdir)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda path: path.unlink(), "is missing"),
+        (lambda path: path.write_text("".join(path.read_text().splitlines(True)[:-1])), "step 12 is missing"),
+        (lambda path: path.write_text("{}\n" + path.read_text()), r"line 1 has no step"),
+    ],
+)
+def test_damaged_metrics_of_another_run_are_refused(edit, message, finished, tmp_path):
+    workdir = shutil.copytree(finished[0], tmp_path / "runs")
+    edit(workdir / "exact-0/metrics.jsonl")
+    for call in (report.write_report, report.diagnostics):
+        with pytest.raises(EngineError, match=rf"exact-0/metrics.jsonl .*{message}"):
+            call(workdir)
+
+
+def test_an_unfinished_run_has_a_place_in_the_report(finished, tmp_path):
+    workdir = shutil.copytree(finished[0], tmp_path / "runs")
+    (workdir / "exact-0/results.json").unlink()
+    path = workdir / "exact-0/metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-20])  # as after a crash
+    report.write_report(workdir)
+    assert [row["attention"] for row in report.collect(workdir)] == ["elsaa"]
+    assert set(report.diagnostics(workdir)) == {"elsaa-0", "exact-0"}
+    path.unlink()
+    assert set(report.diagnostics(workdir)) == {"elsaa-0"}
 
 
 def test_a_run_goes_on_in_the_middle_of_an_epoch(tiny, tmp_path, monkeypatch):
