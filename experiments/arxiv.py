@@ -1,11 +1,11 @@
-"""ArXiv papers packed to one long input, and the archive they are from.
+"""ArXiv: the archive of papers that are packed to one long input.
 
-Claim: topics are diffuse, so a low-rank summary is enough; causal ELSAA holds at 64,000 tokens.
+Claim: topics are spread over the text, so a low-rank summary is enough. Causal ELSAA works at 64,000 tokens.
 
 Command: python -m experiments.arxiv --variant full_32k --attention elsaa,exact
 
-Papers of one class are packed to 32,000 or 64,000 tokens in the paper's preset, and to 2,048 or 4,096 in that for a
-CPU. Names of archives are taken out of the texts. docs/results/paper.md has the results.
+Papers of one class are packed to 32,000 or 64,000 tokens in the preset "paper", and to 2,048 or 4,096 tokens in the
+preset "cpu". Names of archives are removed from the texts. Results: docs/results/paper.md.
 """
 
 from __future__ import annotations

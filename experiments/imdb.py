@@ -4,8 +4,8 @@ Claim: at short lengths ELSAA, its branches and exact attention are within a few
 
 Command: python -m experiments.imdb --attention elsaa,exact
 
-Reviews of 512 to 1,024 tokens are kept, longer ones cut into windows, shorter ones of one class joined, within the
-training and within the test reviews. docs/results/paper.md has the results.
+Reviews of 512 to 1,024 tokens are kept, longer reviews are cut into pieces, and shorter reviews of one class are
+joined. Training and test reviews are never mixed. Results: docs/results/paper.md.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Tiny ImageNet, causal: 1,024 patches in raster order, read at the last one.
+"""Tiny ImageNet: causal attention over 1,024 patches in raster order.
 
 Claim: causal ELSAA is as good as causal exact attention and causal RACE at 1,024 tokens.
 
 Command: python -m experiments.tiny_imagenet --attention elsaa,exact
 
-A patch sees those before it alone, so the class is read at the last patch: a class token in front would see nothing.
-docs/results/paper.md has the results.
+A patch sees only the patches before it, so the class is read at the last patch: a class token in front would see
+nothing. Results: docs/results/paper.md.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from experiments.engine.suite import Experiment, Presets
 TASK = "tiny_imagenet"
 CLASSES = 200
 LENGTH = 1024
-# The appendix does not say how these images are augmented; flipped, as in the authors' code.
+# The appendix does not say how these images are augmented. They are flipped, as in the authors' code.
 DATA = ImageData("tiny_imagenet", CLASSES, size=64, patch_size=2, augmentation="padded_crop", padding=0)
 
 PRESETS: Presets = {

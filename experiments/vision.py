@@ -1,11 +1,11 @@
-"""Images as long sequences of patches.
+"""Images as long sequences of patches: Fashion-MNIST, Oxford-IIIT Pet, Flowers-102 and Food-101.
 
 Claim: attention in images is peaked, so the sparse branch adds to the low-rank one.
 
 Command: python -m experiments.vision --dataset fashion_mnist --attention elsaa,exact
 
-Fashion-MNIST has a token for each of its 784 pixels; Oxford-IIIT Pet, Flowers-102 and Food-101 have 16,384 patches in
-the paper's preset, and 256 in that for a CPU. docs/results/paper.md has the results.
+Fashion-MNIST has one token for each of its 784 pixels. The other data sets have 16,384 patches in the preset "paper",
+and 256 in the preset "cpu". Results: docs/results/paper.md.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def _colours(name: DataSet, classes: int) -> Presets:
 
 
 FASHION = ImageData("fashion_mnist", 10, size=28, patch_size=1, augmentation="padded_crop")
-# Training sees an image once at most, so there is nothing to augment. Most pixels are background: by a class token or
-# the mean of all, a model learns far more slowly than by the largest value of each feature.
+# Training sees each image at most once, so images are not augmented. Most pixels are background: with a class token or
+# the mean over all pixels, a model learns far more slowly than with the maximum of each feature.
 CPU_FASHION = dataclasses.replace(FASHION, padding=0, flip=False)
 CPU_FASHION_SIZES = _sizes(
     CPU_FASHION,
@@ -111,7 +111,7 @@ PRESETS: dict[DataSet, Presets] = {
 
 def make_parser() -> cli.Parser:
     """Returns the parser of the command line."""
-    parser = suite.make_parser("Images as long sequences of patches.")
+    parser = suite.make_parser("Images as long sequences of patches, from four data sets.")
     parser.add_argument("--dataset", choices=tuple(PRESETS), default="fashion_mnist", help="Data set of images.")
     return parser
 

@@ -57,19 +57,19 @@ def make_parser() -> cli.Parser:
     parser = cli.Parser("Speed and memory over length.", plain)
     parser.set_defaults(workdir=pathlib.Path("runs/benchmark"))
     parser.set_help(
-        attention=f"Contenders to measure: all, or some of {','.join(plain)}.",
+        attention=f"Contenders to measure: {cli.one_or_more(plain)}.",
         seed="Random seed of the inputs.",
         steps=f"Number of turns of each contender. Default: {TURNS}, or 1 with --quick.",
         batch_size="Number of sequences per input. Default: 1.",
         resume="Continue an interrupted benchmark; fail if there is none.",
-        **dict.fromkeys(UNUSED, "Not used: the benchmark trains nothing. Default: none."),
+        **dict.fromkeys(UNUSED, "Not used by the benchmark."),
     )
     add = parser.add_argument
-    implementations = ",".join(IMPLEMENTATIONS)
     add(
         "--implementation",
         type=cli.names(IMPLEMENTATIONS),
-        help=f"Implementations of our attentions: all, or some of {implementations}. Default: xla, on a GPU also pallas.",
+        help=f"Implementations of our attentions: {cli.one_or_more(IMPLEMENTATIONS)}. "
+        "Default: xla, and pallas if there is a GPU.",
     )
     add(
         "--length",
@@ -81,8 +81,8 @@ def make_parser() -> cli.Parser:
     add(
         "--modes",
         type=cli.names(modes),
-        default=modes,
-        help=f"Modes to measure: all, or some of {','.join(modes)}. A backward mode includes the forward pass.",
+        default="all",
+        help=f"Modes to measure: {cli.one_or_more(modes)}. A backward mode includes the forward pass.",
     )
     add("--seconds", type=cli.integer(1), default=60, help="Time limit of one run. Longer inputs are skipped.")
     add(

@@ -181,7 +181,7 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def resident_bytes(field: Literal["VmRSS", "VmHWM"]) -> int:
-    """Returns the resident memory of this process or its peak; the peak since its start if the system knows no other."""
+    """Returns the resident memory of this process, or its peak; without /proc, the peak since its start."""
     try:
         lines = pathlib.Path("/proc/self/status").read_text().splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))

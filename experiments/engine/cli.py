@@ -27,9 +27,11 @@ class HelpFormatter(argparse.HelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text, default = action.help, action.default
-        if not text or "Default: " in text or default is None or default is argparse.SUPPRESS:
+        if not text or "default: " in text.lower() or default is argparse.SUPPRESS:
             return text
-        if action.nargs == 0:
+        if default is None:
+            default = "none"
+        elif action.nargs == 0:
             default = "on" if default else "off"
         elif isinstance(default, tuple):
             default = ",".join(map(str, default))
@@ -44,12 +46,14 @@ class PlainParser(argparse.ArgumentParser):
     """
 
     def __init__(self, description: str) -> None:
-        super().__init__(description=description, formatter_class=HelpFormatter, allow_abbrev=False, add_help=False)
+        super().__init__(
+            prog=_program(), description=description, formatter_class=HelpFormatter, allow_abbrev=False, add_help=False
+        )
         add = self.add_argument
         add("-h", "--help", action="help", help="Print this help and exit.")
         add("--seed", type=integer(0), default=0, help="Random seed for initialisation, data order and hash planes.")
         add("--workdir", type=pathlib.Path, help="Directory for results and all other files of a run.")
-        add("--config", type=pathlib.Path, help="JSON file with values for these flags. Default: none.")
+        add("--config", type=pathlib.Path, help="JSON file with values for these flags.")
         add("--traceback", action="store_true", help="Print the traceback of an error.")
 
     def set_help(self, **texts: str) -> None:
@@ -107,6 +111,12 @@ class PlainParser(argparse.ArgumentParser):
         return [f"{name}={value}"]
 
 
+def _program() -> str | None:
+    """Returns the command of the running module, such as 'python -m experiments.niah'; None if it is not a module."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return None if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"
+
+
 class Parser(PlainParser):
     """A parser with the flags of every experiment that trains: attentions, budget, checkpoints and devices."""
 
@@ -120,8 +130,12 @@ class Parser(PlainParser):
         """
         super().__init__(description)
         add = self.add_argument
-        known = ",".join(attentions)
-        add("--attention", type=names(attentions), default=default, help=f"Attentions to run: all, or some of {known}.")
+        add(
+            "--attention",
+            type=names(attentions),
+            default=default,
+            help=f"Attentions to run: {one_or_more(attentions)}.",
+        )
         add(
             "--steps",
             type=integer(1),
@@ -211,6 +225,11 @@ def names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
         return given
 
     return parse
+
+
+def one_or_more(known: Sequence[str]) -> str:
+    """Returns the part of a help text that lists the names which `names` accepts."""
+    return f"all, or some of the following, separated by commas: {', '.join(known)}"
 
 
 def scale_stages(

@@ -40,7 +40,7 @@ class Progress:
         self._last_time, self._last_shown = clock(), clock()
 
     def update(self, done: int, loss: Callable[[], float]) -> None:
-        """Shows that `done` steps are done. `loss` returns the loss of the last step, and is only called if it is shown."""
+        """Shows that `done` steps are done. `loss` returns the last loss, and is called only if it is shown."""
         now = self._clock()
         stage = self._config.stage_at(done - 1)
         self._tokens_left -= _tokens(stage)

@@ -21,7 +21,7 @@ class Task(Protocol):
     """
 
     def init(self, rng: jax.Array) -> Variables:
-        """Returns the variables before training, by collection. "params" is trained; the others are constant and saved."""
+        """Returns the variables before training, by collection. "params" is trained; the others are constant."""
 
     def batch(self, stage: Stage, position: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Returns the batch of one step over all devices: arrays with `stage.batch_size` examples on the first axis.

@@ -27,15 +27,16 @@ def make_parser() -> cli.PlainParser:
     parser = cli.PlainParser("The paper's tables beside ours, with a verdict on each of its claims.")
     parser.set_defaults(workdir=pathlib.Path("runs/paper"))
     add = parser.add_argument
-    add("--run", action="store_true", help="Train the runs that are missing. Without it, the report is written anew.")
+    add("--run", action="store_true", help="Train the missing runs. Without it, only the report is written.")
+    attentions, tasks = cli.one_or_more(COMPARED), cli.one_or_more(tuple(TASKS))
+    add("--attention", type=cli.names(COMPARED), default="all", help=f"Attentions to run: {attentions}.")
+    add("--tasks", type=cli.names(tuple(TASKS)), default="all", help=f"Tasks to run: {tasks}.")
     add(
-        "--attention",
-        type=cli.names(COMPARED),
-        default="all",
-        help=f"Attentions to run: all, or some of {','.join(COMPARED)}.",
+        "--preset",
+        choices=get_args(PresetName),
+        default="cpu",
+        help="Preset of all runs: model, data and training budget.",
     )
-    add("--tasks", type=cli.names(tuple(TASKS)), default="all", help=f"Tasks: all, or some of {','.join(TASKS)}.")
-    add("--preset", choices=get_args(PresetName), default="cpu", help="Preset of all experiments.")
     add("--steps", type=cli.integer(1), help="Number of training steps of each run. Default: as in the preset.")
     add("--batch-size", type=cli.integer(1), help="Number of examples per step. Default: as in the preset.")
     add(

@@ -1,4 +1,4 @@
-"""What the paper reports: train and test accuracy in percent, by table, task and attention."""
+"""Results that the paper reports: train and test accuracy in percent, by table, task and attention."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ TABLES: dict[str, dict[str, Accuracies]] = {
     },
 }
 
-# Tokens of the inputs.
+# Numbers of tokens per input.
 LENGTHS = {
     "arxiv_full_32k": 32_000,
     "oxford_pets": 16_384,
@@ -80,7 +80,7 @@ LENGTHS = {
     "tiny_imagenet": 1024,
 }
 
-# Table 4: test accuracy in percent by length; None: out of memory.
+# Table 4: test accuracy in percent by length. None means out of memory.
 NIAH_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 NIAH: dict[str, tuple[float | None, ...]] = {
     "exact": (100.0, 100.0, 100.0, 100.0, 100.0, 100.0, None, None),

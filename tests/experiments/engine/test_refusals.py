@@ -76,7 +76,7 @@ def test_a_value_that_is_not_the_saved_one(workdir, monkeypatch):
         return restored
 
     monkeypatch.setattr(ocp.CheckpointManager, "restore", flip_a_bit)
-    text = "checkpoints/4 is damaged or foreign (the check sum of params/out/bias is wrong)"
+    text = "checkpoints/4 is damaged or foreign (the checksum of params/out/bias is wrong)"
     assert_refuses(lambda: load_variables(ToyTask(), workdir), workdir, text)
 
 
@@ -116,7 +116,7 @@ def test_a_checkpoint_of_another_model(workdir):
 
     for task, difference in (
         (ToyTask(width=5), "its hashes/planes is float32[8], the model's float32[5]"),
-        (WithoutHashes(), "it has hashes/planes, which the model has not"),
+        (WithoutHashes(), "it has hashes/planes, which the model does not have"),
         (Larger(), "it has no more/planes"),
     ):
         call = lambda task=task: load_variables(task, workdir)  # noqa: E731
