@@ -11,6 +11,7 @@ from experiments.engine import pictures
 from experiments.engine.results import Rows
 from experiments.engine.table import format_table
 
+Field = Literal["seconds", "peak_bytes", "temp_bytes", "compile_seconds", "share_of_peak"]
 Mode = Literal["forward", "backward", "causal_forward", "causal_backward"]
 
 MODES: dict[Mode, tuple[bool, bool]] = {  # (causal, backward)
@@ -68,7 +69,7 @@ def _time_cell(row: dict[str, Any]) -> str:
     return f"{row['seconds']:.3g} ({row['low']:.3g} to {row['high']:.3g})" if "seconds" in row else NOTHING
 
 
-def _cell(field: str, form: Callable[[float], str]) -> Callable[[dict[str, Any]], str]:
+def _cell(field: Field, form: Callable[[float], str]) -> Callable[[dict[str, Any]], str]:
     return lambda row: NOTHING if row.get(field) is None else form(row[field])
 
 
@@ -85,11 +86,12 @@ CELLS = {
 def write_pictures(workdir: pathlib.Path, rows: Rows, modes: Sequence[Mode]) -> list[pathlib.Path]:
     """Draws time, memory and share of the peak over length, a panel for each mode; returns the pictures' paths."""
     drawn = []
-    for name, field, label in (
-        ("time.png", "seconds", "seconds"),
-        ("memory.png", "peak_bytes", "bytes at the peak"),
-        ("peak.png", "share_of_peak", "share of the matmul peak"),
-    ):
+    fields: dict[Field, tuple[str, str]] = {  # file name, and label of the axis
+        "seconds": ("time.png", "seconds"),
+        "peak_bytes": ("memory.png", "bytes at the peak"),
+        "share_of_peak": ("peak.png", "share of the matmul peak"),
+    }
+    for field, (name, label) in fields.items():
         parts = [_panel(mode, [row for row in rows if is_of(row, mode)], field, label) for mode in modes]
         parts = [part for part in parts if part.curves]
         if parts and pictures.panels(workdir / name, parts, columns=2):
@@ -97,7 +99,7 @@ def write_pictures(workdir: pathlib.Path, rows: Rows, modes: Sequence[Mode]) -> 
     return drawn
 
 
-def _panel(mode: Mode, rows: Rows, field: str, label: str) -> pictures.Panel:
+def _panel(mode: Mode, rows: Rows, field: Field, label: str) -> pictures.Panel:
     curves: dict[str, list[pictures.Point]] = {}
     for row in rows:
         if row.get(field) and row["attention"] != MATMUL:

@@ -139,7 +139,8 @@ def _too_much(past: Sequence[dict[str, Any]], limits: Limits) -> str | None:
     return None
 
 
-def _next(past: Sequence[dict[str, Any]], name: str) -> float:
+def _next(past: Sequence[dict[str, Any]], name: Literal["seconds", "peak_bytes"]) -> float:
+    """Estimates the time or the memory of the next length from the growth so far."""
     last = past[-1][name]
     growth = last / past[-2][name] if len(past) > 1 and past[-2][name] else FIRST_GROWTH
     return last * max(2.0, min(growth, FIRST_GROWTH))

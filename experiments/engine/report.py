@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from elsaa_jax.layers.spec import ATTENTION_KINDS
+from elsaa_jax.types import AttentionKind
 from experiments.engine import pictures
 from experiments.engine.classification import ROW_FIELDS
 from experiments.engine.classifier import layer_means
@@ -20,7 +21,7 @@ from experiments.engine.table import format_table
 from experiments.engine.workdir import CONFIG, METRICS, RESULTS, damaged, stored_training, versions, write_checked
 
 
-def run_directory(workdir: pathlib.Path, attention: str, seed: int) -> pathlib.Path:
+def run_directory(workdir: pathlib.Path, attention: AttentionKind, seed: int) -> pathlib.Path:
     """Returns the directory of a run inside the work directory of its experiment."""
     return workdir / f"{attention}-{seed}"
 

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from scipy import stats
 
+from elsaa_jax.types import AttentionKind
 from experiments.engine.results import Rows
 from experiments.engine.stats import difference_interval, widen, wilson_interval
 from experiments.paper.published import LENGTHS
@@ -125,7 +126,9 @@ def judge(rows: Rows, niah: Rows) -> list[Verdict]:
     ]
 
 
-def _greater(claim: str, found: Summaries, tasks: Sequence[str], better: str, worse: str) -> Verdict:
+def _greater(
+    claim: str, found: Summaries, tasks: Sequence[str], better: AttentionKind, worse: AttentionKind
+) -> Verdict:
     """Judges whether one attention beats another, by the mean difference over tasks."""
     both = [task for task in tasks if (task, better) in found and (task, worse) in found]
     if len(both) < len(tasks):
@@ -210,7 +213,7 @@ def _points(share: float) -> str:
     return f"{100 * share:+.1f}"
 
 
-def _lengths(found: Summaries, tasks: Sequence[str], name: str) -> str:
+def _lengths(found: Summaries, tasks: Sequence[str], name: AttentionKind) -> str:
     """Formats the lengths of the inputs here, and in the paper if they differ."""
     here, there = [found[task, name].tokens for task in tasks], [LENGTHS[task] for task in tasks]
     shown = f"at {_range(here)} tokens"
