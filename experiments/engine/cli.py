@@ -27,7 +27,7 @@ class HelpFormatter(argparse.HelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text, default = action.help, action.default
-        if not text or "default: " in text.lower() or default is argparse.SUPPRESS:
+        if not text or "default: " in text.lower() or "%(default)" in text or default is argparse.SUPPRESS:
             return text
         if default is None:
             default = "none"
@@ -35,7 +35,7 @@ class HelpFormatter(argparse.HelpFormatter):
             default = "on" if default else "off"
         elif isinstance(default, tuple):
             default = ",".join(map(str, default))
-        return f"{text} Default: {default}.".replace("%", "%%")
+        return f"{text} Default: {str(default).replace('%', '%%')}."
 
 
 class PlainParser(argparse.ArgumentParser):

@@ -8,8 +8,18 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from experiments.engine.config import RunConfig
-from experiments.engine.errors import one_line
-from experiments.engine.workdir import ANOTHER, RESULTS, damaged, read_checked, to_number, versions, write_checked
+from experiments.engine.errors import EngineError, one_line
+from experiments.engine.workdir import (
+    ANOTHER,
+    RESULTS,
+    damaged,
+    first_difference,
+    normal,
+    read_checked,
+    to_number,
+    versions,
+    write_checked,
+)
 
 Rows = list[dict[str, Any]]
 
@@ -27,6 +37,14 @@ class Results:
         stored = read_checked(self._path, EVALUATE_AGAIN)
         if stored is None:
             return
+        if not isinstance(stored.get("config"), dict):
+            raise damaged(self._path, "it has no 'config'", EVALUATE_AGAIN)
+        difference = first_difference(stored["config"], normal(config))
+        if difference is not None:
+            name, old, new = difference
+            raise EngineError(
+                f"{self._path} belongs to a run with {name} = {old}, and here {name} = {new}; {EVALUATE_AGAIN}"
+            )
         try:
             self._done = _rows_by_evaluation(stored["rows"], stored["done"])
             self._head["versions"] = stored["versions"]

@@ -147,6 +147,7 @@ RESULT_DAMAGES = {
     "rows that are null": lambda stored: stored.update(rows=None),
     "an edited evaluation": lambda stored: stored["done"][0]["spec"].update(token=5),
     "a lost evaluation": lambda stored: stored["done"].pop(),
+    "no config": lambda stored: stored.pop("config"),
     "other versions": lambda stored: stored["versions"].update(jax="0"),
 }
 
@@ -156,6 +157,19 @@ def test_damaged_results_are_refused(name, workdir):
     edit_results(workdir, RESULT_DAMAGES[name])
     call = lambda: train_and_evaluate(CONFIG, workdir)  # noqa: E731
     assert_refuses(call, workdir, f"{workdir}/results.json is damaged", "move it away to evaluate again")
+
+
+@pytest.mark.parametrize("is_older", [True, False])
+def test_results_of_another_run_are_refused(is_older, workdir, tmp_path):
+    train_and_evaluate(toy_config(seed=1), tmp_path / "other")
+    shutil.copy(tmp_path / "other/results.json", workdir)
+    if is_older:
+        edit_results(workdir, lambda stored: stored.pop("check"))
+    texts = (
+        "results.json belongs to a run with train.seed = 1, and here train.seed = 0",
+        "move it away to evaluate again",
+    )
+    assert_refuses(lambda: train_and_evaluate(CONFIG, workdir), workdir, *texts)
 
 
 def test_results_that_are_no_object_are_refused(workdir):
@@ -200,7 +214,7 @@ def test_an_interrupted_run_without_checksums_goes_on(workdir, finished):
     train_and_evaluate(CONFIG, workdir)
 
 
-@pytest.mark.parametrize("name", ["a lost row", "a foreign row", "no rows", "rows that are null"])
+@pytest.mark.parametrize("name", ["a lost row", "a foreign row", "no rows", "rows that are null", "no config"])
 def test_older_results_are_checked_as_far_as_they_can_be(name, workdir):
     make_older(workdir)
     edit_results(workdir, RESULT_DAMAGES[name])
