@@ -1,25 +1,28 @@
-"""ArXiv papers packed to one long input, and the archive they are from.
+"""ArXiv: the archive of papers that are packed to one long input.
 
-Claim: topics are diffuse, so a low-rank summary is enough; causal ELSAA holds at 64,000 tokens.
+Claim: topics are spread over the text, so a low-rank summary is enough. Causal ELSAA works at 64,000 tokens.
 
 Command: python -m experiments.arxiv --variant full_32k --attention elsaa,exact
 
-Papers of one class are packed to 32,000 or 64,000 tokens in the paper's preset, and to 2,048 or 4,096 in that for a
-CPU. Names of archives are taken out of the texts. docs/results/paper.md has the results.
+Papers of one class are packed to 32,000 or 64,000 tokens in the preset "paper", and to 2,048 or 4,096 tokens in the
+preset "cpu". Names of archives are removed from the texts. Results: docs/results/paper.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 from elsaa_jax import ElsaaConfig, RaceConfig, SortLshConfig
 from experiments.engine import cli, suite
 from experiments.engine.classifier import ClassifierConfig
 from experiments.engine.data.examples import PaperData
+from experiments.engine.presets import PAPER_DROPOUT, Preset, cpu_optimizer, paper_attention, paper_optimizer
 from experiments.engine.results import Rows
-from experiments.engine.suite import PAPER_DROPOUT, Preset, cpu_preset, paper_attention
+from experiments.engine.suite import Presets
+
+Variant = Literal["full_32k", "causal_32k", "causal_64k"]
 
 VOCABULARY, CPU_VOCABULARY = 50_000, 20_000
 PAPER_SIZES = ClassifierConfig(
@@ -41,7 +44,7 @@ CPU_CONFIG = ElsaaConfig(
 
 
 def _causal(preset: Preset, length: int, base: int, layers: int, **changes: Any) -> Preset:
-    """A preset at another length, where a token sees the past alone and the last one is read."""
+    """Returns the preset at another length, with causal attention and the answer read at the last token."""
     sparse = dataclasses.replace(preset.config.sparse, min_length=base)
     return dataclasses.replace(
         preset,
@@ -58,23 +61,21 @@ PAPER = Preset(
     sizes=PAPER_SIZES,
     config=PAPER_CONFIG,
     data=PaperData(32_000, VOCABULARY),
+    optimizer=paper_optimizer(3e-4, weight_decay=0.01),
     batch_size=8,
     accumulate=16,
-    learning_rate=3e-4,
-    weight_decay=0.01,
     epochs=33,
     warmup=0.1,
 )
-CPU = cpu_preset(
+CPU = Preset(
     sizes=CPU_SIZES,
     config=CPU_CONFIG,
     data=PaperData(2048, CPU_VOCABULARY),
+    optimizer=cpu_optimizer(2e-3, weight_decay=0.1),
     batch_size=8,
-    learning_rate=2e-3,
-    weight_decay=0.1,
     steps=300,
 )
-VARIANTS = {
+VARIANTS: dict[Variant, Presets] = {
     "full_32k": {"paper": PAPER, "cpu": CPU},
     "causal_32k": {
         "paper": _causal(PAPER, 32_000, base=2048, layers=4, warmup=0.05),
@@ -87,20 +88,25 @@ VARIANTS = {
 }
 
 
-def task_of(variant: str) -> str:
-    """The name of a variant in results."""
+def task_of(variant: Variant) -> str:
+    """Returns the name of a variant in results."""
     return f"arxiv_{variant}"
 
 
 def make_parser() -> cli.Parser:
-    """The command line."""
-    parser = suite.make_parser("ArXiv: the archive of packed papers.")
-    parser.add_argument("--variant", choices=tuple(VARIANTS), default="full_32k", help="causal or not, and its length")
+    """Returns the parser of the command line."""
+    parser = suite.make_parser("ArXiv: the archive of papers that are packed to one long input.")
+    parser.add_argument(
+        "--variant",
+        choices=tuple(VARIANTS),
+        default="full_32k",
+        help="Full or causal attention, and the length of the inputs in the paper.",
+    )
     return parser
 
 
 def run(arguments: argparse.Namespace) -> Rows:
-    """Trains and evaluates every attention, and reports."""
+    """Trains and evaluates every chosen attention, prints a table and returns its rows."""
     return suite.run(task_of(arguments.variant), VARIANTS[arguments.variant], arguments)
 
 

@@ -1,4 +1,4 @@
-"""What the benchmark compares: our attentions and what a user would pick instead, behind one interface."""
+"""Contenders of the benchmark: our attentions and those of other packages, behind one interface."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from elsaa_jax.blocks import one_block as blocks
 from elsaa_jax.dispatch import IMPLEMENTATIONS
 from elsaa_jax.layers.hooks import attention_fn, sample_hashes
 from elsaa_jax.layers.spec import ATTENTION_KINDS
-from elsaa_jax.types import Implementation
+from elsaa_jax.types import AttentionKind, Implementation
 
-AUTO = "elsaa_auto"  # with min_length="auto"
-BLOCKS = "blocks"  # The block attention of the sparse branch alone: nothing is sorted or gathered.
-MATMUL = "matmul"  # The peak of the machine: one large product of matrices.
+AUTO = "elsaa_auto"  # elsaa with min_length="auto"
+BLOCKS = "blocks"  # the block attention of the sparse branch, without sorting and gathering
+MATMUL = "matmul"  # the peak of the machine: one large matrix product
 MATMUL_SIZE = 2048
 PERFORMER_FEATURES = 256
 REFORMER_BUCKET, REFORMER_HASHES = 64, 4
@@ -41,16 +41,16 @@ CAUSAL_CONFIG = dataclasses.replace(
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One measurement, in float32.
+    """Inputs of one measurement, in float32.
 
     Attributes:
-      length: tokens.
-      causal: whether queries see the past alone.
-      backward: whether the gradients of q, k and v are computed as well.
-      batch: sequences.
-      seed: of the inputs.
-      heads: number of heads.
-      head_dim: their dimension.
+      length: Number of tokens.
+      causal: Whether the attention is causal.
+      backward: Whether the gradients of query, key and value are computed as well.
+      batch: Number of sequences.
+      seed: Random seed of the inputs.
+      heads: Number of heads.
+      head_dim: Dimension of a head.
     """
 
     length: int
@@ -63,12 +63,18 @@ class Case:
 
     @property
     def config(self) -> ElsaaConfig:
-        """Of our attentions."""
+        """Configuration of our attentions."""
         return CAUSAL_CONFIG if self.causal else FULL_CONFIG
 
 
 class Prepared(NamedTuple):
-    """A contender for one case: what is run and waited for, and what the compiler says."""
+    """A contender that is compiled for one case.
+
+    Attributes:
+      run: Function that computes the attention and waits for its result.
+      compile_seconds: Seconds of compilation, None if nothing is compiled.
+      temp_bytes: Temporary memory as stated by the compiler, None if it does not state it.
+    """
 
     run: Callable[[], Any]
     compile_seconds: float | None = None
@@ -77,14 +83,14 @@ class Prepared(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """Something to measure.
+    """An attention to measure.
 
     Attributes:
-      prepare: makes it ready for a case.
-      operations: floating-point operations of the forward of one head, where they are counted.
-      package: that must be installed.
-      implementation: of ours; "pallas" needs a GPU.
-      has_backward: whether it is run with its backward.
+      prepare: Function that compiles it for a case.
+      operations: Function that counts the floating-point operations of one head's forward pass, None if not counted.
+      package: Package that must be installed.
+      implementation: Implementation of one of our attentions. "pallas" needs a GPU.
+      has_backward: Whether it is measured with a backward pass.
     """
 
     prepare: Callable[[Case], Prepared]
@@ -94,14 +100,14 @@ class Contender:
     has_backward: bool = True
 
     def gflops(self, case: Case, seconds: float) -> float | None:
-        """The rate of a forward that took some seconds."""
+        """Returns the rate of a forward pass that took `seconds`, None if its operations are not counted."""
         if self.operations is None:
             return None
         return self.operations(case) * case.batch * case.heads / seconds / 1e9
 
     @property
     def missing(self) -> str | None:
-        """Why it cannot run here; None where it can."""
+        """Reason why the contender cannot run here, None if it can."""
         if importlib.util.find_spec(self.package) is None:
             return f"{self.package} is not installed; see the README for the bench extra"
         if self.implementation == "pallas" and jax.default_backend() != "gpu":
@@ -110,7 +116,7 @@ class Contender:
 
 
 def contenders() -> dict[str, Contender]:
-    """All of them by name, ours first; `kind:implementation` where that is not XLA."""
+    """Returns all contenders by name, ours first. Names of other implementations than XLA are `kind:implementation`."""
     ours = {}
     for kind in ATTENTION_KINDS:
         for implementation in IMPLEMENTATIONS if kind != "performer" else ("xla",):
@@ -130,7 +136,7 @@ def contenders() -> dict[str, Contender]:
 
 
 def of_implementation(kind: str, implementation: Implementation) -> str:
-    """The name of one of our attentions in an implementation."""
+    """Returns the name of one of our attentions in an implementation."""
     return kind if implementation == "xla" else f"{kind}:{implementation}"
 
 
@@ -149,7 +155,7 @@ def _compiled(function: Callable[..., jax.Array], arrays: list[jax.Array], backw
     return Prepared(lambda: jax.block_until_ready(program(*arrays)), seconds, memory.temp_size_in_bytes)
 
 
-def _ours(kind: Any, implementation: Implementation, auto: bool = False) -> Callable[[Case], Prepared]:
+def _ours(kind: AttentionKind, implementation: Implementation, auto: bool = False) -> Callable[[Case], Prepared]:
     def prepare(case: Case) -> Prepared:
         config = case.config
         if auto:
@@ -162,7 +168,7 @@ def _ours(kind: Any, implementation: Implementation, auto: bool = False) -> Call
 
 
 def _blocks(case: Case) -> Prepared:
-    """Blocks of consecutive tokens, causal or not."""
+    """Prepares block attention over blocks of consecutive tokens."""
     size, scale = case.config.sparse.block_size, case.head_dim**-0.5
 
     def attend(*arrays: jax.Array) -> jax.Array:
@@ -189,7 +195,7 @@ def _matmul(case: Case) -> Prepared:
 
 
 def _with_torch(case: Case, attend: Callable[..., Any], num_inputs: int = 3) -> Prepared:
-    """PyTorch's order of axes: (batch, heads, length, dimension)."""
+    """Prepares a PyTorch attention on inputs of shape (batch, heads, length, dimension)."""
     torch: Any = importlib.import_module("torch")
     shape = (case.batch, case.heads, case.length, case.head_dim)
     generator = torch.Generator().manual_seed(case.seed)
@@ -216,7 +222,7 @@ def _performer_pytorch(case: Case) -> Prepared:
 
 
 def _reformer_pytorch(case: Case) -> Prepared:
-    """Queries and keys are one there."""
+    """Prepares Reformer, in which queries and keys are the same."""
     make: Any = importlib.import_module("reformer_pytorch").LSHAttention
     layer = make(bucket_size=REFORMER_BUCKET, n_hashes=REFORMER_HASHES, causal=case.causal)
 
@@ -264,7 +270,7 @@ def _fused_operations(case: Case) -> float:
     return _sort_lsh_operations(case) + _race_operations(case)
 
 
-_OPERATIONS: dict[str, Callable[[Case], float]] = {
+_OPERATIONS: dict[AttentionKind, Callable[[Case], float]] = {
     "elsaa": _fused_operations,
     "race": _race_operations,
     "sort_lsh": _sort_lsh_operations,

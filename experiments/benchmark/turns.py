@@ -1,7 +1,7 @@
-"""Contenders that take turns, each in a process of its own, so that all see the same noise of the machine.
+"""Measures contenders that take turns, each in a process of its own, so that all see the same noise of the machine.
 
-`python -m experiments.benchmark.turns NAME` serves one contender: it reads a request from each line of its input and
-answers with a line of JSON.
+`python -m experiments.benchmark.turns NAME` serves one contender: it reads one request per line of its input and
+answers each with a line of JSON.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from experiments.benchmark.contenders import MATMUL, Case, Prepared, contenders
 from experiments.engine.errors import EngineError
 from experiments.engine.memory import free_bytes, with_malloc
 from experiments.engine.results import Rows
 
-TURN_SECONDS = 1.0  # A turn of a fast contender is several runs.
+TURN_SECONDS = 1.0  # length of a turn, which is several runs of a fast contender
 TURN_RUNS = 20
-WARM_SECONDS = 0.2  # Runs of so long do not count: threads that have slept are slow, on one core, to begin with.
-COLD_SECONDS = 3.0  # The first run of a turn counts if it is longer.
-PAUSE = 0.2  # seconds between two turns: threads of the last one may still spin.
-FIRST_GROWTH = 4.5  # of time and memory from one length to the next, before any was seen
-FREE_SHARE = 0.7  # of the free memory may be used
+WARM_SECONDS = 0.2  # Runs in this time do not count: threads that have slept are slow at first.
+COLD_SECONDS = 3.0  # The first run of a turn counts if it takes longer than this.
+PAUSE = 0.2  # seconds between two turns, in which threads of the last one stop spinning
+FIRST_GROWTH = 4.5  # assumed growth of time and memory from one length to the next, before any is known
+FREE_SHARE = 0.7  # share of the free memory that may be used
 
 
 class Worker:
@@ -49,7 +49,7 @@ class Worker:
         )
 
     def ask(self, **request: Any) -> Any:
-        """The answer to a request; raises EngineError where the process has died."""
+        """Returns the answer to a request. Raises EngineError if the process has died."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
@@ -71,7 +71,12 @@ class Worker:
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a case may take: seconds of one run, and turns of each contender."""
+    """Limits of a case.
+
+    Attributes:
+      seconds: Longest time of one run.
+      turns: Number of turns of each contender.
+    """
 
     seconds: float
     turns: int
@@ -80,14 +85,14 @@ class Limits:
 def measure(
     names: Sequence[str], cases: Sequence[Case], limits: Limits, done: Rows, tell: Callable[[str], None]
 ) -> Iterator[Rows]:
-    """The rows of each case in turn; the cases differ in their length alone, which grows.
+    """Yields the rows of one case after another. The cases differ only in their length, which grows.
 
     Args:
-      names: of the contenders.
-      cases: to measure.
-      limits: of time.
-      done: rows of shorter cases.
-      tell: is told what goes on.
+      names: Names of the contenders.
+      cases: Cases to measure.
+      limits: Limits of time.
+      done: Rows of shorter cases.
+      tell: Function that is called with a line of progress.
     """
     past: dict[str, Rows] = {name: [row for row in done if row["attention"] == name] for name in names}
     workers = {name: Worker(name) for name in names if not past[name] or "skipped" not in past[name][-1]}
@@ -109,7 +114,7 @@ def measure(
 def _prepare(
     workers: dict[str, Worker], past: Sequence[dict[str, Any]], case: Case, name: str, limits: Limits
 ) -> dict[str, Any]:
-    """What the compiler says of a case; the reason, where it is not run, and the worker ends."""
+    """Compiles a case and returns the facts of the compiler; or ends the worker and returns why the case is skipped."""
     if name not in workers:
         return {"skipped": past[-1]["skipped"]}
     reason = _too_much(past, limits)
@@ -123,7 +128,7 @@ def _prepare(
 
 
 def _too_much(past: Sequence[dict[str, Any]], limits: Limits) -> str | None:
-    """Why the next length cannot be run, by the growth of the last ones; None where it can."""
+    """Returns why the next length cannot be run, as estimated from the growth so far; None if it can."""
     if not past:
         return None
     seconds, needed, free = _next(past, "seconds"), _next(past, "peak_bytes"), FREE_SHARE * free_bytes()
@@ -134,7 +139,8 @@ def _too_much(past: Sequence[dict[str, Any]], limits: Limits) -> str | None:
     return None
 
 
-def _next(past: Sequence[dict[str, Any]], name: str) -> float:
+def _next(past: Sequence[dict[str, Any]], name: Literal["seconds", "peak_bytes"]) -> float:
+    """Estimates the time or the memory of the next length from the growth so far."""
     last = past[-1][name]
     growth = last / past[-2][name] if len(past) > 1 and past[-2][name] else FIRST_GROWTH
     return last * max(2.0, min(growth, FIRST_GROWTH))
@@ -147,12 +153,12 @@ def _take_turns(
     limits: Limits,
     tell: Callable[[str], None],
 ) -> None:
-    """Times and peaks of memory, into the rows of the contenders that are at work."""
+    """Lets the contenders take turns, and adds times and memory peaks to their rows."""
     seconds: dict[str, list[float]] = {name: [] for name in workers}
     for turn in range(limits.turns):
         for name, worker in workers.items():
             if turn and sum(seconds[name]) > limits.seconds:
-                continue  # A slow one has had its time.
+                continue  # A slow contender has used up its time.
             tell(f"{case.length:,} tokens, turn {turn + 1} of {limits.turns}: {name}")
             time.sleep(PAUSE)
             seconds[name] += worker.ask(run=True)
@@ -175,8 +181,8 @@ def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     return low, median, high
 
 
-def resident_bytes(field: str) -> int:
-    """VmRSS or VmHWM (the peak) of this process; where the system does not say, the peak of its life."""
+def resident_bytes(field: Literal["VmRSS", "VmHWM"]) -> int:
+    """Returns the resident memory of this process, or its peak; without /proc, the peak since its start."""
     try:
         lines = pathlib.Path("/proc/self/status").read_text().splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith(field))
@@ -186,21 +192,21 @@ def resident_bytes(field: str) -> int:
 
 
 def forget_peak() -> None:
-    """Starts the peak of this process anew, where the system can."""
+    """Resets the memory peak of this process, if the system can."""
     with contextlib.suppress(OSError):
         pathlib.Path("/proc/self/clear_refs").write_text("5")
 
 
 def serve(name: str) -> None:
-    """Answers requests: "case" prepares one and warms up, "run" takes a turn, "memory" tells the peak of the case."""
+    """Answers requests: "case" compiles a case and warms up, "run" takes a turn, "memory" returns the memory peak."""
     contender = contenders()[name]
-    answers, sys.stdout = sys.stdout, sys.stderr  # Some packages print.
+    answers, sys.stdout = sys.stdout, sys.stderr  # Some packages print to stdout.
     start = resident_bytes("VmRSS")
     prepared: Prepared | None = None
     for line in sys.stdin:
         request = json.loads(line)
         if "case" in request:
-            prepared = None  # Frees what the last case holds.
+            prepared = None  # Frees the memory of the last case.
             forget_peak()
             prepared = contender.prepare(Case(**request["case"]))
             prepared.run()
@@ -214,7 +220,7 @@ def serve(name: str) -> None:
 
 
 def turn(run: Callable[[], Any]) -> list[float]:
-    """Seconds of each of some runs; short ones are warmed up by some that do not count."""
+    """Returns the seconds of each run of a turn. Short runs are preceded by warm-up runs, which do not count."""
     first = warm = _time(run)
     if first > COLD_SECONDS:
         return [first]

@@ -1,4 +1,4 @@
-"""How far something is: a bar on a terminal, lines elsewhere."""
+"""A progress bar on a terminal, and progress lines elsewhere."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ BAR_WIDTH = 24
 
 
 class Bar:
-    """Shows that `done` of `total` are done, with a text."""
+    """A progress bar with a text."""
 
     def __init__(self, total: int, stream: TextIO | None = None) -> None:
         self._total = total
         self._stream = sys.stderr if stream is None else stream
         self.is_terminal = self._stream.isatty()
-        self._width = 0  # of the bar on the screen
+        self._width = 0  # width of the bar on the screen
 
     def show(self, done: int, text: str) -> None:
-        """Draws the bar anew; a line where there is no terminal."""
+        """Draws the bar with `done` of `total`; prints the text on a line if there is no terminal."""
         if self.is_terminal:
             filled = BAR_WIDTH * done // self._total
             line = f"[{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {text}"
@@ -29,13 +29,13 @@ class Bar:
         self._stream.flush()
 
     def note(self, text: str) -> None:
-        """Writes a line of its own."""
+        """Writes the text on a separate line."""
         self.close()
         self._stream.write(f"{text}\n")
         self._stream.flush()
 
     def close(self) -> None:
-        """Leaves the bar as it is, and goes to the next line."""
+        """Ends the line of the bar, which stays on the screen."""
         if self._width:
             self._stream.write("\n")
             self._stream.flush()

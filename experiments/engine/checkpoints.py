@@ -1,8 +1,8 @@
-"""Checkpoints: whole or absent, checked leaf by leaf when they are read, never overwritten.
+"""Checkpoints: complete or absent, verified leaf by leaf when they are read, and never overwritten.
 
-Orbax writes each into a temporary directory, in the background, and renames it when all is there. The last one and
-the best one are kept. Beside the arrays lies a list of all leaves with their types, shapes and check sums, by which a
-damaged or a foreign checkpoint is known.
+Orbax writes each checkpoint into a temporary directory in the background, and renames the directory when it is
+complete. The last and the best checkpoint are kept. Beside the arrays lies a list of all leaves with their types,
+shapes and checksums, which shows a checkpoint that is damaged or of another model.
 """
 
 from __future__ import annotations
@@ -11,9 +11,13 @@ import hashlib
 import json
 import logging
 import math
+import os
 import pathlib
+import re
 import shutil
+import sys
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -29,7 +33,24 @@ from experiments.engine.task import Variables
 VARIABLES, TRAINING, CONTENTS = "variables", "training", "contents"
 TEMPORARY = "*.orbax-checkpoint-tmp"
 
-# Orbax logs the traceback of every failure that it raises as well: here one sentence tells of it.
+
+def without_closed_loops(hook: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """Wraps a `sys.unraisablehook`, so that it does not show writes that end after their event loop was closed.
+
+    When one of many writes fails, Orbax raises and closes its event loop. The others then cannot report to it, and each
+    would print a traceback around the sentence that says what happened.
+    """
+
+    def quiet(report: Any) -> None:
+        is_closed_loop = isinstance(report.exc_value, RuntimeError) and str(report.exc_value) == "Event loop is closed"
+        if not (is_closed_loop and report.object is None):
+            hook(report)
+
+    return quiet
+
+
+sys.unraisablehook = without_closed_loops(sys.unraisablehook)
+# Orbax also logs the traceback of every failure that it raises. `EngineError` reports it in one sentence.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in pathlib.Path(record.pathname).parts)
 
 
@@ -37,16 +58,16 @@ class Checkpoints:
     """The checkpoints of one run.
 
     Attributes:
-      directory: of the checkpoints, one directory each, named by the steps done.
+      directory: Directory with one subdirectory per checkpoint, named by the number of steps done.
     """
 
     def __init__(self, directory: pathlib.Path) -> None:
-        """Opens the directory, or makes it."""
+        """Opens the directory, or creates it."""
         self.directory = directory
         policies = ocp.checkpoint_managers
         best = policies.BestN(get_metric_fn=_score, n=1)
         options = ocp.CheckpointManagerOptions(
-            best_fn=_score,  # without it no scores are written
+            best_fn=_score,  # Without it, Orbax writes no scores.
             best_mode="max",
             preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(1), best]),
         )
@@ -66,16 +87,16 @@ class Checkpoints:
 
     @property
     def last(self) -> int | None:
-        """Steps of the last checkpoint, None where there is none."""
+        """Number of steps of the last checkpoint, None if there is none."""
         return self._manager.latest_step()
 
     @property
     def best(self) -> int | None:
-        """Steps of the checkpoint with the largest score: the last one of several, and where nothing was scored."""
+        """Number of steps of the checkpoint with the largest score; the last one if several or none have it."""
         return self._manager.best_step()
 
     def clean(self) -> None:
-        """Removes what an interrupted save has left."""
+        """Removes the temporary directories of interrupted saves."""
         if is_main_process():
             with disk_errors(self.directory):
                 for path in self.directory.glob(TEMPORARY):
@@ -83,12 +104,12 @@ class Checkpoints:
         wait_for_all("clean")
 
     def save(self, state: TrainState, config: Any, score: float | None) -> None:
-        """Starts to save a state of NumPy arrays, once the save before has ended.
+        """Starts to save a state of NumPy arrays, after the previous save has ended.
 
         Args:
-          state: not to be changed later.
-          config: of the run, as JSON.
-          score: of the validation of this state, if any.
+          state: State to save. It must not be changed later.
+          config: Config of the run, as JSON.
+          score: Validation score of this state, None if it was not validated.
         """
         step = int(state.step)
         items = {VARIABLES: state.variables, TRAINING: _training_of(state)}
@@ -112,21 +133,21 @@ class Checkpoints:
             raise self._unsaved(error) from error
 
     def close(self) -> None:
-        """Ends the threads; what could not be saved was said by `save` or `wait`."""
+        """Ends the threads of Orbax."""
         try:
             self._manager.close()
         except Exception as error:
             raise self._unsaved(error) from error
 
     def restore_state(self, step: int, like: TrainState, config: Any) -> TrainState:
-        """The state of a checkpoint of this config, in NumPy arrays; `like` has its shapes."""
+        """Returns the state of a checkpoint of this config, in NumPy arrays; `like` has its shapes."""
         items = {VARIABLES: like.variables, TRAINING: _training_of(like)}
         restored = self._restore(step, items, fingerprint(config))
         variables = dict(restored[VARIABLES])
         return TrainState(variables.pop("params"), variables, **restored[TRAINING])
 
     def restore_variables(self, step: int, like: Variables) -> Variables:
-        """The variables of a checkpoint, in NumPy arrays; `like` has their shapes."""
+        """Returns the variables of a checkpoint, in NumPy arrays; `like` has their shapes."""
         return self._restore(step, {VARIABLES: like}, None)[VARIABLES]
 
     def _restore(self, step: int, like: dict[str, Any], config: str | None) -> dict[str, Any]:
@@ -156,33 +177,33 @@ class Checkpoints:
         for name, tree in restored.items():
             for leaf, description in leaves_of(tree).items():
                 if description != stored[name][leaf]:
-                    raise self._refusal(path, f"the check sum of {leaf} is wrong")
+                    raise self._refusal(path, f"the checksum of {leaf} is wrong")
         return restored
 
     def _refusal(self, path: pathlib.Path, reason: Exception | str) -> EngineError:
         if isinstance(reason, Exception):
-            reason = _shorten(one_line(reason))
+            reason = _reason(reason)
         return EngineError(
-            f"the checkpoint {path} is damaged or foreign ({reason}); nothing was changed: move it away to go on from "
-            "the one before it, if any, or take another --workdir"
+            f"the checkpoint {path} is damaged or foreign ({reason}); nothing was changed: move it away to continue "
+            "from the one before it, if any, or take another --workdir"
         )
 
     def _unsaved(self, error: Exception) -> EngineError:
         whole = sorted(int(path.name) for path in self.directory.glob("*") if path.name.isdigit())
         kept = f"the checkpoint of step {whole[-1]} is kept" if whole else "no checkpoint was saved before"
         return EngineError(
-            f"no checkpoint can be written to {self.directory} ({_shorten(one_line(error))}); {kept}: make room or "
+            f"no checkpoint can be written to {self.directory} ({_reason(error)}); {kept}: make room or "
             "give access and run the same command again"
         )
 
 
 def fingerprint(config: Any) -> str:
-    """A short name of a config that is JSON."""
+    """Returns a short hash of a config that is JSON."""
     return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def leaves_of(tree: Any) -> dict[str, list[Any]]:
-    """Type, shape and check sum of each leaf of a tree of NumPy arrays, by its path."""
+    """Returns the type, shape and checksum of each leaf of a tree of NumPy arrays, by its path."""
     return {
         path: [*_kind(leaf), zlib.crc32(np.ascontiguousarray(leaf).tobytes())] for path, leaf in _flat(tree).items()
     }
@@ -207,13 +228,13 @@ def _kind(leaf: Any) -> list[Any]:
 
 
 def _first_foreign(stored: dict[str, list[Any]], like: Any) -> str | None:
-    """What the first leaf is by which a checkpoint differs from the model."""
+    """Describes the first leaf in which a checkpoint differs from the model, None if there is none."""
     wanted = {path: _kind(leaf) for path, leaf in _flat(like).items()}
     for path in [*wanted, *(path for path in stored if path not in wanted)]:
         if path not in stored:
             return f"it has no {path}"
         if path not in wanted:
-            return f"it has {path}, which the model has not"
+            return f"it has {path}, which the model does not have"
         dtype, shape, _ = stored[path]
         if [dtype, shape] != wanted[path]:
             return f"its {path} is {dtype}{shape}, the model's {wanted[path][0]}{wanted[path][1]}"
@@ -221,12 +242,17 @@ def _first_foreign(stored: dict[str, list[Any]], like: Any) -> str | None:
 
 
 def _read_all(directory: pathlib.Path) -> None:
-    """Reads the files of a tree one after another: Orbax reads all at once, and is noisy where several fail."""
+    """Reads the files of a tree one after another. Orbax reads all at once, and prints tracebacks if several fail."""
     base = {"driver": "file", "path": f"{directory}/"}
     store = tensorstore.KvStore.open({"driver": "ocdbt", "base": base}).result()
     for key in store.list().result():
         store.read(key).result()
 
 
-def _shorten(text: str, size: int = 200) -> str:
+def _reason(error: Exception, size: int = 200) -> str:
+    """Returns the text of an error of Orbax or tensorstore: that of the operating system if it is the cause."""
+    text = one_line(error)
+    code = re.search(r"os_error_code='(\d+)'", text)
+    if code is not None:
+        return os.strerror(int(code[1]))
     return text if len(text) <= size else f"{text[:size]} ..."

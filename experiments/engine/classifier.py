@@ -1,11 +1,11 @@
-"""The classifier: a transformer over tokens or over the patches of an image, read out at one place."""
+"""The classifier: a transformer over tokens or over the patches of an image, with one answer per input."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import flax.linen as nn
 import jax
@@ -18,8 +18,8 @@ from elsaa_jax.types import AttentionKind
 from experiments.engine.transformer import NORMAL, Attention, ModelConfig, add_positions, blocks
 
 Readout = Literal["class", "first", "mean", "max", "last", "halves"]
-READOUTS = ("class", "first", "mean", "max", "last", "halves")
-SLOWEST_WAVE = 100.0  # patches for one radian
+READOUTS = get_args(Readout)
+SLOWEST_WAVE = 100.0  # number of patches per radian of the slowest wave
 SOWN = ("multiplier", "lam", "gate_sparse", "gate_low_rank", "sparse_log_mass", "low_rank_log_mass", "log_mass")
 
 
@@ -28,14 +28,14 @@ class ClassifierConfig(ModelConfig):
     """Sizes of a classifier.
 
     Attributes:
-      readout: where the class is read: at a learned "class" token put in front, at the "first" or the "last" token, of
-        the "mean" or the "max" of each feature, or of how far the means of both "halves" lie apart.
-      patch_size: side of a patch, where the input is an image.
-      patch_margin: pixels around a patch that its token sees as well; 0: patches do not overlap.
-      grid_positions: whether the learned positions of patches begin as waves over rows and columns, so that neighbours
-        begin alike; at random where False.
-      qkv_bias: whether the projections of attention have biases.
-      is_causal: whether a token sees the past alone.
+      readout: Features from which the class is read: a learned "class" token in front of the input, the "first" or the
+        "last" token, the "mean" or the "max" over tokens, or the distance between the means of both "halves".
+      patch_size: Side of a patch in pixels, if the input is an image.
+      patch_margin: Number of pixels around a patch that its token also sees. With 0, patches do not overlap.
+      grid_positions: Whether the learned positions of patches are initialised as waves over rows and columns, so that
+        neighbours are similar. False initialises them at random.
+      qkv_bias: Whether the projections of attention have biases.
+      is_causal: Whether the attention is causal.
     """
 
     readout: Readout = "mean"
@@ -66,14 +66,14 @@ class ClassifierConfig(ModelConfig):
 
 
 class Classifier(nn.Module):
-    """A pre-LN transformer that gives one answer for its input.
+    """A pre-LN transformer that gives one answer per input.
 
     Attributes:
-      sizes: of the model.
-      num_classes: of the answer.
-      vocabulary: number of tokens, where the input is tokens.
-      attention: which attention, by name.
-      config: of the attention.
+      sizes: Sizes of the model.
+      num_classes: Number of classes.
+      vocabulary: Number of different tokens, if the input is tokens.
+      attention: Kind of the attention.
+      config: Configuration of the attention.
     """
 
     sizes: ClassifierConfig
@@ -84,15 +84,15 @@ class Classifier(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: jax.Array, deterministic: bool = True, sow_weights: bool = False) -> jax.Array:
-        """Logits of the classes.
+        """Computes the logits of the classes.
 
         Args:
-          inputs: tokens (B, S) int32, or images (B, height, width, channels) float32.
-          deterministic: no dropout, neither of outputs nor of branches.
-          sow_weights: whether gates, lambda, multiplier and masses go into "intermediates".
+          inputs: Token ids, (B, S) int32, or images, (B, height, width, channels) float32.
+          deterministic: Whether dropout of outputs and of branches is off.
+          sow_weights: Whether gates, lambda, multiplier and masses are stored in "intermediates".
 
         Returns:
-          (B, num_classes) float32.
+          Logits, (B, num_classes) float32.
         """
         sizes, dtype = self.sizes, jnp.dtype(self.sizes.dtype)
         if inputs.ndim == 2:
@@ -112,7 +112,7 @@ class Classifier(nn.Module):
         return nn.Dense(self.num_classes, dtype=dtype, name="head")(x).astype(jnp.float32)
 
     def _patches(self, images: jax.Array) -> jax.Array:
-        """(B, height, width, channels) -> (B, patches, width), in raster order."""
+        """Projects patches in raster order, (B, height, width, channels) -> (B, patches, width)."""
         size, margin = self.sizes.patch_size, self.sizes.patch_margin
         side = size + 2 * margin
         project = nn.Conv(
@@ -123,9 +123,9 @@ class Classifier(nn.Module):
 
 
 def grid_start(rng: jax.Array, shape: Sequence[int], dtype: Any = jnp.float32) -> jax.Array:
-    """The start of a table (rows, width) of positions: sines and cosines over the rows and columns of a square.
+    """Initialises a table of positions (rows, width) with sines and cosines over the rows and columns of a square.
 
-    What is in front of the square, a class token, begins at 0.
+    The position of a class token, in front of the square, is 0.
     """
     del rng
     rows, width = shape
@@ -138,7 +138,7 @@ def grid_start(rng: jax.Array, shape: Sequence[int], dtype: Any = jnp.float32) -
 
 
 def _read(readout: Readout, x: jax.Array) -> jax.Array:
-    """(B, S, width) -> (B, features)."""
+    """Reads the features of the answer, (B, S, width) -> (B, features)."""
     if readout == "mean":
         return jnp.mean(x, axis=1)
     if readout == "max":
@@ -146,12 +146,12 @@ def _read(readout: Readout, x: jax.Array) -> jax.Array:
     if readout == "halves":
         half = x.shape[1] // 2
         distance = jnp.abs(jnp.mean(x[:, :half], axis=1) - jnp.mean(x[:, half:], axis=1))
-        return distance * math.sqrt(half)  # Means of tokens drawn alike differ by about 1 / sqrt(half).
+        return distance * math.sqrt(half)  # Means of `half` random tokens differ by about 1 / sqrt(half).
     return x[:, -1 if readout == "last" else 0]
 
 
 def init(model: Classifier, rng: jax.Array, inputs: jax.ShapeDtypeStruct) -> dict[str, Any]:
-    """The variables of a model before training, "params" and "hashes"; `inputs` is one example."""
+    """Returns the variables of a model before training, "params" and "hashes"; `inputs` is the shape of an example."""
     params_rng, hashes_rng = jax.random.split(rng)
     zeros = jnp.zeros((1, *inputs.shape), inputs.dtype)
     return dict(model.init({"params": params_rng, "hashes": hashes_rng}, zeros))
@@ -160,7 +160,7 @@ def init(model: Classifier, rng: jax.Array, inputs: jax.ShapeDtypeStruct) -> dic
 def apply_training(
     model: Classifier, variables: dict[str, Any], inputs: jax.Array, rng: jax.Array
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """The logits in training, and the mean of what each layer has sown, by the name `layer_0/multiplier`."""
+    """Computes the logits in training mode, and the means of the values that layers sow, as `layer_0/multiplier`."""
     logits, state = model.apply(variables, inputs, False, True, rngs={"dropout": rng}, mutable=["intermediates"])
     means: dict[str, jax.Array] = {}
     for layer in range(model.sizes.num_layers):
@@ -170,7 +170,7 @@ def apply_training(
 
 
 def layer_means(record: dict[str, Any]) -> dict[str, list[float]]:
-    """What a line of metrics has of what was sown: the values of all layers, by name."""
+    """Returns the means of sown values in a line of metrics: a list over layers, by name."""
     found: dict[str, list[float]] = {}
     for name in SOWN:
         while (key := f"layer_{len(found.get(name, []))}/{name}") in record:

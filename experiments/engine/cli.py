@@ -1,4 +1,4 @@
-"""The command line that all experiments share."""
+"""Command lines: the flags that all experiments share, and errors of one line."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pathlib
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_args
 
-from experiments.engine.config import Stage
+from experiments.engine import pictures
+from experiments.engine.config import ParallelKind, Stage
 from experiments.engine.errors import EngineError, one_line
 from experiments.engine.parallel import initialize_distributed
 
@@ -21,28 +22,51 @@ USAGE_ERROR, INTERRUPTED = 2, 130
 StageT = TypeVar("StageT", bound=Stage)
 
 
-class PlainParser(argparse.ArgumentParser):
-    """An ArgumentParser with the flags of every experiment; an error is one line, with exit code 2.
+class HelpFormatter(argparse.HelpFormatter):
+    """A formatter that ends each help text with the default of its flag, unless the text states it."""
 
-    An experiment adds its own flags by `add_argument`. The values of a JSON file given by --config stand in for flags
-    that are not on the command line.
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text, default = action.help, action.default
+        if not text or "default: " in text.lower() or "%(default)" in text or default is argparse.SUPPRESS:
+            return text
+        if default is None:
+            default = "none"
+        elif action.nargs == 0:
+            default = "on" if default else "off"
+        elif isinstance(default, tuple):
+            default = ",".join(map(str, default))
+        return f"{text} Default: {str(default).replace('%', '%%')}."
+
+
+class PlainParser(argparse.ArgumentParser):
+    """A parser with the flags that every experiment has. An error is one line, with exit code 2.
+
+    An experiment adds its own flags with `add_argument`. A JSON file given by --config holds values for flags that are
+    not on the command line.
     """
 
     def __init__(self, description: str) -> None:
         super().__init__(
-            description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter, allow_abbrev=False
+            prog=_program(), description=description, formatter_class=HelpFormatter, allow_abbrev=False, add_help=False
         )
-        self.add_argument("--seed", type=integer(0), default=0, help="of all that is random")
-        self.add_argument("--workdir", type=pathlib.Path, help="for results, and what else a run keeps")
-        self.add_argument("--config", type=pathlib.Path, help="JSON file with values for these flags")
-        self.add_argument("--traceback", action="store_true", help="show where an error comes from")
+        add = self.add_argument
+        add("-h", "--help", action="help", help="Print this help and exit.")
+        add("--seed", type=integer(0), default=0, help="Random seed for initialisation, data order and hash planes.")
+        add("--workdir", type=pathlib.Path, help="Directory for results and all other files of a run.")
+        add("--config", type=pathlib.Path, help="JSON file with values for these flags.")
+        add("--traceback", action="store_true", help="Print the traceback of an error.")
+
+    def set_help(self, **texts: str) -> None:
+        """Replaces help texts, by the name of the flag with underscores."""
+        for action in self._actions:
+            action.help = texts.get(action.dest, action.help)
 
     def error(self, message: str) -> NoReturn:
-        """Prints one line and exits."""
+        """Prints the error on one line and exits."""
         self.exit(USAGE_ERROR, f"{self.prog}: error: {' '.join(message.split())}\n")
 
     def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-        """The values of the flags."""
+        """Returns the values of the flags, with those of the file given by --config."""
         values = list(sys.argv[1:] if arguments is None else arguments)
         first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         first.add_argument("--config", type=pathlib.Path)
@@ -53,7 +77,7 @@ class PlainParser(argparse.ArgumentParser):
         return self.parse_args([*(self._flags_of(path) if path else []), *values])
 
     def _flags_of(self, path: pathlib.Path) -> list[str]:
-        """The flags that a JSON file stands for, in front of those of the command line, which win."""
+        """Returns the flags of a JSON file. Flags of the command line come after them, and so override them."""
         try:
             values = json.loads(path.read_text())
         except OSError as error:
@@ -87,27 +111,65 @@ class PlainParser(argparse.ArgumentParser):
         return [f"{name}={value}"]
 
 
+def _program() -> str | None:
+    """Returns the command of the running module, such as 'python -m experiments.niah'; None if it is not a module."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return None if spec is None else f"python -m {spec.name.removesuffix('.__main__')}"
+
+
 class Parser(PlainParser):
-    """The flags of every experiment that trains: attentions by name, budget, checkpoints and devices."""
+    """A parser with the flags of every experiment that trains: attentions, budget, checkpoints and devices."""
 
     def __init__(self, description: str, attentions: Sequence[str], *, default: str = "all") -> None:
-        """Args: attentions: known names; default: of --attention."""
+        """Makes the parser.
+
+        Args:
+          description: First line of --help.
+          attentions: Names that --attention accepts.
+          default: Default of --attention.
+        """
         super().__init__(description)
         add = self.add_argument
-        add("--attention", type=names(attentions), default=default, help=f"all, or some of {','.join(attentions)}")
-        add("--steps", type=integer(1), help="of training; the stages are scaled alike")
-        add("--batch-size", type=integer(1), help="of the last stage; the others are scaled alike")
-        add("--resume", action="store_true", help="refuse to start from the beginning")
-        add("--eval-only", action="store_true", help="refuse to train")
-        add("--data-dir", type=pathlib.Path, help="of data sets")
-        add("--parallel", choices=("jit", "pmap"), default="jit", help="how a step uses several devices")
-        add("--accumulate", type=integer(1), default=1, help="microbatches of a step")
-        add("--coordinator", help="HOST:PORT of process 0, where several processes train together")
-        add("--num-processes", type=integer(1), help="of the run, with --coordinator")
-        add("--process-id", type=integer(0), help="of this process, with --coordinator")
+        add(
+            "--attention",
+            type=names(attentions),
+            default=default,
+            help=f"Attentions to run: {one_or_more(attentions)}.",
+        )
+        add(
+            "--steps",
+            type=integer(1),
+            help="Number of training steps. Each curriculum stage is scaled in proportion. Default: as in the preset.",
+        )
+        add(
+            "--batch-size",
+            type=integer(1),
+            help="Number of examples per step in the last curriculum stage. The other stages are scaled in proportion. "
+            "Default: as in the preset.",
+        )
+        add("--resume", action="store_true", help="Continue an existing run; fail if there is none.")
+        add("--eval-only", action="store_true", help="Evaluate a trained model; fail if training is not finished.")
+        add(
+            "--data-dir",
+            type=pathlib.Path,
+            help="Directory that holds the data sets. Default: the environment variable ELSAA_DATA_DIR, or data.",
+        )
+        add(
+            "--parallel",
+            choices=get_args(ParallelKind),
+            default="jit",
+            help="How a step uses several devices: jit over a mesh, or pmap.",
+        )
+        add("--accumulate", type=integer(1), default=1, help="Number of microbatches per step.")
+        add(
+            "--coordinator",
+            help="HOST:PORT of process 0, if several processes train together. Default: one process.",
+        )
+        add("--num-processes", type=integer(1), help="Number of processes, with --coordinator. Default: one process.")
+        add("--process-id", type=integer(0), help="Index of this process, with --coordinator. Default: one process.")
 
     def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-        """The values of the flags; joins the other processes where --coordinator is given."""
+        """Returns the values of the flags, and joins the other processes if --coordinator is given."""
         parsed = super().parse(arguments)
         distributed = (parsed.coordinator, parsed.num_processes, parsed.process_id)
         if any(value is not None for value in distributed):
@@ -120,7 +182,7 @@ class Parser(PlainParser):
 
 
 def integer(low: int) -> Callable[[str], int]:
-    """A type of argument: an integer that is `low` or more."""
+    """Returns an argument type that accepts integers of at least `low`."""
 
     def parse(text: str) -> int:
         try:
@@ -135,7 +197,7 @@ def integer(low: int) -> Callable[[str], int]:
 
 
 def number(low: float, high: float = math.inf) -> Callable[[str], float]:
-    """A type of argument: a number above `low`, and below `high`."""
+    """Returns an argument type that accepts numbers above `low` and below `high`."""
 
     def parse(text: str) -> float:
         try:
@@ -151,7 +213,7 @@ def number(low: float, high: float = math.inf) -> Callable[[str], float]:
 
 
 def names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """A type of argument: all, or some of the known names with commas between them."""
+    """Returns an argument type that accepts "all", or some of the known names separated by commas."""
 
     def parse(text: str) -> tuple[str, ...]:
         if text == "all":
@@ -165,15 +227,22 @@ def names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     return parse
 
 
+def one_or_more(known: Sequence[str]) -> str:
+    """Returns the part of a help text that lists the names which `names` accepts."""
+    return f"all, or some of the following, separated by commas: {', '.join(known)}"
+
+
 def scale_stages(
     stages: Sequence[StageT], steps: int | None = None, batch_size: int | None = None
 ) -> tuple[StageT, ...]:
-    """Stages with `steps` in all and `batch_size` in the last, the others in proportion, each at least 1."""
+    """Scales stages in proportion, to `steps` in total and `batch_size` in the last stage; each value is at least 1."""
     counts = [stage.steps for stage in stages]
     if steps is not None:
         total, longest = sum(counts), counts.index(max(counts))
         counts = [max(1, count * steps // total) for count in counts]
-        counts[longest] = max(1, counts[longest] + steps - sum(counts))  # what rounding has left over
+        counts[longest] = max(
+            1, counts[longest] + steps - sum(counts)
+        )  # Steps lost by rounding go to the longest stage.
     sizes = [stage.batch_size for stage in stages]
     if batch_size is not None:
         sizes = [max(1, round(size * batch_size / sizes[-1])) for size in sizes]
@@ -181,10 +250,18 @@ def scale_stages(
     return tuple(dataclasses.replace(stage, steps=count, batch_size=size) for stage, count, size in changed)
 
 
-def main(run: Callable[[], Any]) -> NoReturn:
-    """Runs an experiment; an error that the user can mend is one line, with exit code 2, Ctrl-C has exit code 130.
+def print_files(files: Sequence[pathlib.Path]) -> None:
+    """Prints the paths of the files that a report wrote, and how to get pictures if there are none."""
+    print(f"\nWrote {', '.join(map(str, files))}.")
+    if not any(path.suffix == ".png" for path in files):
+        print(pictures.NOT_DRAWN)
 
-    With --traceback on the command line, errors of values and files show where they come from as well.
+
+def main(run: Callable[[], Any]) -> NoReturn:
+    """Runs an experiment and exits.
+
+    An error that the user can correct is printed on one line, with exit code 2; --traceback adds its traceback. Ctrl-C
+    gives exit code 130.
     """
     try:
         run()

@@ -1,4 +1,4 @@
-"""When a run logs, validates and saves."""
+"""The steps after which a run validates, logs and saves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from experiments.engine.config import TrainConfig
 
 
 class Due(NamedTuple):
-    """What follows a step. The last step is validated; what is validated is logged and saved."""
+    """Actions that follow a step. The last step is validated, and a validated step is also logged and saved."""
 
     validate: bool
     log: bool
@@ -16,7 +16,7 @@ class Due(NamedTuple):
 
     @classmethod
     def after(cls, done: int, config: TrainConfig) -> Due:
-        """What follows when `done` steps are done."""
+        """Returns the actions that follow when `done` steps are done."""
 
         def is_time(every: int) -> bool:
             return bool(every) and done % every == 0

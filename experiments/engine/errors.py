@@ -1,4 +1,4 @@
-"""The error that a user can mend: one sentence with the path or field, what is wrong, and the way out."""
+"""The error that a user can correct: one sentence with the path or field, what is wrong, and the way out."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterator
 
 
 class EngineError(Exception):
-    """A run cannot start or go on for a reason that lies outside the code; its text is one sentence."""
+    """An error with a cause outside the code, such as a missing file or a full disk. Its text is one sentence."""
 
 
 def one_line(error: BaseException) -> str:
-    """The text of an error on one line, its kind where it has no text."""
+    """Returns the text of an error on one line, or the name of its class if it has no text."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 @contextlib.contextmanager
 def disk_errors(path: pathlib.Path) -> Iterator[None]:
-    """Turns an OSError of writing or reading `path` into an EngineError."""
+    """Converts an OSError of writing or reading `path` to an EngineError."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The loop of training: from the last checkpoint, or from the start, to the last step or to a signal."""
+"""The training loop: from the last checkpoint, or from the start, to the last step or to a signal."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from experiments.engine.workdir import METRICS, normal
 
 
 def start_state(config: RunConfig, checkpoints: Checkpoints) -> TrainState:
-    """The state of the last checkpoint, or that before training, in NumPy arrays."""
+    """Returns the state of the last checkpoint, or the state before training, in NumPy arrays."""
 
     def initialize() -> TrainState:
         return init_state(config)
@@ -41,8 +41,8 @@ def train_loop(
 ) -> TrainState:
     """Trains to the end, and returns the last state in NumPy arrays.
 
-    The metrics of a step are on the disk before its checkpoint is, so that lines are never missing. After SIGTERM or
-    SIGINT the step is ended and saved, and `Stop` raised.
+    The metrics of a step are on the disk before its checkpoint is, so that no line is ever missing. After SIGTERM or
+    SIGINT, the loop ends the current step, saves it and raises `Stop`.
     """
     host = start_state(config, checkpoints)
     start = int(host.step)
@@ -58,7 +58,7 @@ def train_loop(
                 with clock.waiting():
                     made = batches.get(step)
                 state, values = run_step(state, parallel.put_batch(made))
-                jax.block_until_ready(running)  # At most one step waits for another, so a signal is soon heeded.
+                jax.block_until_ready(running)  # At most one step is queued, so a signal takes effect soon.
                 running = values
                 progress.update(step + 1, functools.partial(_loss, parallel, values))
                 due = Due.after(step + 1, config.train)
@@ -84,7 +84,7 @@ def train_loop(
                     raise _stop(signals)
                 progress.restart_clock()
             checkpoints.wait()
-            if any_process(signals.received is not None):  # while the last step was validated or saved
+            if any_process(signals.received is not None):  # The signal came while the last step was validated or saved.
                 raise _stop(signals)
     finally:
         writer.close()
@@ -96,18 +96,18 @@ def _loss(parallel: Parallel, values: dict[str, Any]) -> float:
 
 
 def _is_stopping(signals: StopSignals, due: Due) -> bool:
-    """Whether a signal has come; several processes agree on it when they log."""
+    """Returns whether a signal was received. Several processes agree on it in the steps that they log."""
     if jax.process_count() == 1 or due.log:
         return any_process(signals.received is not None)
     return False
 
 
 def _stop(signals: StopSignals) -> Stop:
-    return Stop(signals.received or signal.SIGTERM)  # Where another process has it, its number is not known.
+    return Stop(signals.received or signal.SIGTERM)  # The number of a signal to another process is not known.
 
 
 def _record(config: RunConfig, step: int, values: dict[str, np.ndarray]) -> dict[str, Any]:
-    """The line of metrics of the step that follows `step` steps; refuses a loss that is no number."""
+    """Returns the metrics of the step that follows `step` steps. Raises EngineError if the loss is not finite."""
     record = {name: float(value) for name, value in values.items()}
     if not math.isfinite(record["loss"]):
         raise EngineError(

@@ -1,4 +1,4 @@
-"""Memory of the machine, and of processes that are started."""
+"""Free memory of the machine, and memory settings of new processes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pathlib
 TUNABLES = "GLIBC_TUNABLES"
 MALLOC = ":".join(
     f"glibc.malloc.{name}={value}"
-    # Large pages; the largest pieces that glibc keeps by itself; and none of them goes back to the system at once.
+    # Use large pages, let glibc manage large allocations itself, and do not return them to the system at once.
     for name, value in {"hugetlb": 1, "mmap_threshold": 2**25, "trim_threshold": 2**30}.items()
 )
 
 
 def free_bytes() -> float:
-    """Memory that can still be had; without limit where the system does not say."""
+    """Returns the free memory in bytes; infinity if the system does not state it."""
     try:
         lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
@@ -27,10 +27,10 @@ def free_bytes() -> float:
 
 
 def with_malloc() -> dict[str, str]:
-    """The environment for a process whose memory comes in large pages, where the system gives them, and is kept.
+    """Returns an environment for processes that use large memory pages and keep freed memory.
 
-    Fresh small pages are a fifth of the time of a training step. Whether glibc gives the scratch of XLA's loops back
-    after each of them depends on what a process has freed before; where it does, a backward pass takes half as long
-    again. A setting of the user's own goes before.
+    Getting new small pages takes a fifth of the time of a training step. Depending on what a process has freed before,
+    glibc may return the scratch memory of XLA's loops after each of them; a backward pass then takes 1.5 times as long.
+    A setting in the user's environment takes precedence.
     """
     return {TUNABLES: MALLOC, **os.environ}

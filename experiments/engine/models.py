@@ -1,4 +1,4 @@
-"""The decoder, a model over tokens that answers at its last positions."""
+"""The decoder: a causal transformer over tokens that is read at its last positions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from experiments.engine.transformer import Attention, ModelConfig, add_positions
 
 
 class Decoder(nn.Module):
-    """A causal pre-LN transformer over tokens, read out at its last positions.
+    """A causal pre-LN transformer over tokens, read at its last positions.
 
     Attributes:
-      sizes: of the model.
-      vocabulary: number of tokens.
-      attention: which attention, by name.
-      config: of the attention.
+      sizes: Sizes of the model.
+      vocabulary: Number of different tokens.
+      attention: Kind of the attention.
+      config: Configuration of the attention.
     """
 
     sizes: ModelConfig
@@ -30,15 +30,15 @@ class Decoder(nn.Module):
 
     @nn.compact
     def __call__(self, tokens: jax.Array, num_outputs: int | None = None, deterministic: bool = True) -> jax.Array:
-        """Logits of the last tokens.
+        """Computes the logits at the last positions.
 
         Args:
-          tokens: (B, S) int32.
-          num_outputs: how many of the last positions are read, all where None.
-          deterministic: no dropout, neither of outputs nor of branches.
+          tokens: Token ids, (B, S) int32.
+          num_outputs: Number of last positions that are read. None reads all.
+          deterministic: Whether dropout of outputs and of branches is off.
 
         Returns:
-          (B, num_outputs, vocabulary) float32.
+          Logits, (B, num_outputs, vocabulary) float32.
         """
         sizes, dtype = self.sizes, jnp.dtype(self.sizes.dtype)
         embed = nn.Embed(self.vocabulary, sizes.width, dtype=dtype, name="embed")
@@ -50,7 +50,7 @@ class Decoder(nn.Module):
 
 
 def init(model: Decoder, rng: jax.Array) -> dict[str, Any]:
-    """The variables of a model before training, "params" and "hashes"."""
+    """Returns the variables of a model before training, "params" and "hashes"."""
     params_rng, hashes_rng = jax.random.split(rng)
     return dict(model.init({"params": params_rng, "hashes": hashes_rng}, jnp.zeros((1, 8), jnp.int32), 1))
 
@@ -63,7 +63,7 @@ def apply(
     *,
     dropout_rng: jax.Array | None = None,
 ) -> jax.Array:
-    """`Decoder.__call__`, in training where there is a key for dropout."""
+    """Applies a model; in training mode if there is a random key for dropout."""
     rngs = {} if dropout_rng is None else {"dropout": dropout_rng}
     logits: Any = model.apply(variables, tokens, num_outputs, dropout_rng is None, rngs=rngs)
     return logits

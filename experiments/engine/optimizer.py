@@ -1,4 +1,4 @@
-"""The optimiser: AdamW behind a clipped gradient, with warm-up and decay."""
+"""The optimiser: AdamW on clipped gradients, with warm-up and decay of the learning rate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from experiments.engine.config import TrainConfig
 
 
 def learning_rate(config: TrainConfig) -> optax.Schedule:
-    """The rate after a number of steps: linear from peak / (w + 1) to the peak at step w, then down to the end."""
+    """Returns the schedule: linear from peak / (w + 1) to the peak at step w, then the decay to the last step."""
     warmup = min(config.warmup_steps, config.total_steps // 2)
     rest, peak = config.total_steps - warmup, config.learning_rate
     if config.decay == "cosine":
@@ -19,7 +19,7 @@ def learning_rate(config: TrainConfig) -> optax.Schedule:
 
 
 def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
-    """Clips the global norm of the gradient, then AdamW."""
+    """Returns AdamW on gradients whose global norm is clipped."""
     return optax.chain(
         optax.clip_by_global_norm(config.clip_norm),
         optax.adamw(learning_rate(config), b1=config.b1, b2=config.b2, weight_decay=config.weight_decay),

@@ -1,4 +1,4 @@
-"""Where a step runs: on all devices of all processes, by `jit` over a mesh or by `pmap`."""
+"""Data parallelism over all devices of all processes, with `jit` over a mesh or with `pmap`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from experiments.engine.config import ParallelKind
 from experiments.engine.errors import EngineError, one_line
 from experiments.engine.step import Batch, Metrics, Step, TrainState
 
@@ -18,25 +19,25 @@ AXIS = "data"
 
 
 class Parallel(Protocol):
-    """Data parallelism: every device holds the whole state and a part of the batch."""
+    """A kind of data parallelism: every device holds the whole state and a part of the batch."""
 
     num_devices: int
 
     def compile(self, step: Step) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
-        """The step over all devices. It takes the memory of the state it is given."""
+        """Compiles the step for all devices. The compiled step reuses the memory of the state it is given."""
 
     def put_state(self, state: TrainState) -> TrainState:
-        """A state of NumPy arrays, the same on every process, on every device."""
+        """Copies a state of NumPy arrays, equal in all processes, to every device."""
 
     def put_batch(self, batch: dict[str, np.ndarray]) -> Batch:
-        """The whole batch, the same on every process, spread over the devices along its first axis."""
+        """Splits a batch, equal in all processes, over the devices along its first axis."""
 
     def fetch(self, tree: Any) -> Any:
-        """A copy of what every device holds, in NumPy arrays."""
+        """Copies arrays that are equal on every device to NumPy arrays."""
 
 
 class JitParallel:
-    """One program over a one-dimensional mesh; the compiler adds the sum of the gradients."""
+    """Data parallelism with one program over a one-dimensional mesh. The compiler inserts the sum of the gradients."""
 
     def __init__(self, devices: Sequence[jax.Device]) -> None:
         mesh = Mesh(np.array(devices), (AXIS,))
@@ -62,7 +63,7 @@ class JitParallel:
 
 
 class PmapParallel:
-    """One program a device, on a leading axis of devices; the mean of the gradients is explicit."""
+    """Data parallelism with one program per device, on a leading device axis. The step averages the gradients."""
 
     def __init__(self, devices: Sequence[jax.Device]) -> None:
         self.num_devices = len(devices)
@@ -86,14 +87,14 @@ class PmapParallel:
         return jax.tree.map(lambda array: np.array(array.addressable_data(0))[0], tree)
 
 
-def make_parallel(kind: str, devices: Sequence[jax.Device] | None = None) -> Parallel:
-    """The parallelism named "jit" or "pmap", over all devices unless some are given."""
-    kinds: dict[str, Callable[[Sequence[jax.Device]], Parallel]] = {"jit": JitParallel, "pmap": PmapParallel}
+def make_parallel(kind: ParallelKind, devices: Sequence[jax.Device] | None = None) -> Parallel:
+    """Returns the parallelism of a kind, over all devices unless some are given."""
+    kinds: dict[ParallelKind, Callable[[Sequence[jax.Device]], Parallel]] = {"jit": JitParallel, "pmap": PmapParallel}
     return kinds[kind](jax.devices() if devices is None else devices)
 
 
 def check_batch_size(batch_size: int, num_devices: int, accumulate: int) -> None:
-    """Raises EngineError where a batch cannot be split evenly."""
+    """Raises EngineError if a batch cannot be split evenly."""
     if batch_size % (num_devices * accumulate):
         raise EngineError(
             f"batch_size is {batch_size}; it must be a multiple of {num_devices * accumulate}: {num_devices} devices "
@@ -102,12 +103,12 @@ def check_batch_size(batch_size: int, num_devices: int, accumulate: int) -> None
 
 
 def initialize_distributed(coordinator: str, num_processes: int, process_id: int) -> None:
-    """Joins this process to the others; before any other use of JAX.
+    """Joins this process to the others. Must come before any other use of JAX.
 
     Args:
       coordinator: HOST:PORT of process 0.
-      num_processes: in all.
-      process_id: of this one, from 0.
+      num_processes: Number of processes.
+      process_id: Index of this process, from 0.
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     try:
@@ -120,25 +121,25 @@ def initialize_distributed(coordinator: str, num_processes: int, process_id: int
 
 
 def is_main_process() -> bool:
-    """Whether this process writes files and prints."""
+    """Returns whether this process writes files and prints."""
     return jax.process_index() == 0
 
 
 def any_process(flag: bool) -> bool:
-    """Whether the flag is set on any process; every process must call it."""
+    """Returns whether the flag is set in any process. Every process must call this function."""
     if jax.process_count() == 1:
         return flag
     return bool(np.any(multihost_utils.process_allgather(np.array(flag))))
 
 
 def wait_for_all(name: str) -> None:
-    """Waits until every process is here."""
+    """Waits until every process has called this function with the same name."""
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(name)
 
 
 def local_variables(tree: Any) -> Any:
-    """Arrays on the first device of this process."""
+    """Copies arrays to the first device of this process."""
     return jax.device_put(tree, jax.local_devices()[0])
 
 

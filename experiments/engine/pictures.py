@@ -1,4 +1,4 @@
-"""Pictures of results, where matplotlib is installed."""
+"""Pictures of results. They need matplotlib; without it, nothing is drawn."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
-NOT_DRAWN = 'no pictures without matplotlib: pip install -e ".[data]"'
+NOT_DRAWN = 'Pictures need matplotlib: pip install -e ".[data]"'
 
-MOST_IN_PANEL = 8  # curves that are named in each diagram of a picture; more are named beside it
-# x, y, and the ends of y's interval.
+MOST_IN_PANEL = 8  # With more curves, there is one legend beside all diagrams instead of one in each.
+# x, y, and the ends of the interval of y.
 Point = tuple[float, float, float, float]
 
 
 def accuracy_over_length(
     path: pathlib.Path, curves: Mapping[str, Sequence[Point]], *, trained: int, chance: float
 ) -> bool:
-    """Accuracy over length, a curve with its interval for each method.
+    """Draws accuracy over length, a curve with its interval for each method.
 
     Args:
-      path: of the picture.
-      curves: (length, accuracy, low, high) of each method.
-      trained: the longest length of training, marked by a line.
-      chance: accuracy of guessing, marked by a line.
+      path: Path of the picture.
+      curves: Points (length, accuracy, low, high) of each method.
+      trained: Longest length of training, marked by a line.
+      chance: Accuracy of guessing, marked by a line.
 
     Returns:
-      Whether it was drawn: False without matplotlib.
+      Whether the picture was drawn; False without matplotlib.
     """
     plt = _pyplot()
     if plt is None:
@@ -48,17 +48,17 @@ def accuracy_over_length(
 
 @dataclasses.dataclass(frozen=True)
 class Panel:
-    """One of the diagrams of a picture.
+    """A diagram of a picture.
 
     Attributes:
-      title: above it.
-      xlabel: of its first axis.
-      ylabel: of its second axis.
-      curves: by name.
-      dashed: names of the curves that are dashed, in the colour of the curve before them.
-      lengths: whether the first axis is logarithmic, with the lengths of the points.
-      log_y: whether the second axis is logarithmic.
-      mark: a place of the first axis, marked by a line.
+      title: Title above the diagram.
+      xlabel: Label of the first axis.
+      ylabel: Label of the second axis.
+      curves: Points of each curve, by name.
+      dashed: Names of the curves that are dashed, in the colour of the curve before them.
+      lengths: Whether the first axis is logarithmic, with a tick at each length.
+      log_y: Whether the second axis is logarithmic.
+      mark: Place on the first axis that is marked by a line, None for no line.
     """
 
     title: str
@@ -72,7 +72,7 @@ class Panel:
 
 
 def panels(path: pathlib.Path, parts: Sequence[Panel], *, columns: int | None = None) -> bool:
-    """Diagrams side by side, in rows of `columns`; returns whether they were drawn: False without matplotlib."""
+    """Draws diagrams in rows of `columns`, and returns whether it could; False without matplotlib."""
     plt = _pyplot()
     if plt is None:
         return False
@@ -104,10 +104,15 @@ def panels(path: pathlib.Path, parts: Sequence[Panel], *, columns: int | None = 
 
 
 def bars(path: pathlib.Path, groups: Mapping[str, Mapping[str, tuple[float, float, float]]], label: str) -> bool:
-    """Bars with intervals: (value, low, high) by group and name; a name has one colour in all groups.
+    """Draws bars with intervals. A name has one colour in all groups.
+
+    Args:
+      path: Path of the picture.
+      groups: Value and ends of its interval, by group and name.
+      label: Label of the second axis.
 
     Returns:
-      Whether it was drawn: False without matplotlib.
+      Whether the picture was drawn; False without matplotlib.
     """
     plt = _pyplot()
     if plt is None:
@@ -133,15 +138,15 @@ def bars(path: pathlib.Path, groups: Mapping[str, Mapping[str, tuple[float, floa
 
 
 def heat_map(path: pathlib.Path, cells: Mapping[tuple[int, float], float], *, title: str) -> bool:
-    """Accuracy over length and depth of the needle.
+    """Draws accuracy over length and depth of the needle.
 
     Args:
-      path: of the picture.
-      cells: accuracy by (length, depth).
-      title: of the picture.
+      path: Path of the picture.
+      cells: Accuracy by (length, depth).
+      title: Title of the picture.
 
     Returns:
-      Whether it was drawn: False without matplotlib.
+      Whether the picture was drawn; False without matplotlib.
     """
     plt = _pyplot()
     if plt is None:
@@ -167,7 +172,7 @@ def heat_map(path: pathlib.Path, cells: Mapping[tuple[int, float], float], *, ti
 def _draw_curves(
     axes: Any, curves: Mapping[str, Sequence[Point]], dashed: Sequence[str] = (), names: Sequence[str] = ()
 ) -> None:
-    """Curves in the colours and with the marks of their places among all `names`, those of the curves if none."""
+    """Draws curves. The place of a curve in `names`, or among the curves, sets its colour and marker."""
     color, names = "C0", names or [name for name in curves if name not in dashed]
     for name, points in curves.items():
         x, y, low, high = (list(column) for column in zip(*sorted(points), strict=True))
@@ -190,7 +195,7 @@ def _pyplot() -> Any:
     return plt
 
 
-def _label_lengths(axes: Any, axis: str, lengths: Sequence[int]) -> None:
+def _label_lengths(axes: Any, axis: Literal["x", "y"], lengths: Sequence[int]) -> None:
     axes.set(**{f"{axis}ticks": list(lengths), f"{axis}ticklabels": [_short(length) for length in lengths]})
     if len(lengths) > 8:
         axes.tick_params(axis=axis, labelrotation=45)
@@ -198,7 +203,7 @@ def _label_lengths(axes: Any, axis: str, lengths: Sequence[int]) -> None:
 
 
 def _short(length: int) -> str:
-    """512, 1K, 64K, 1M."""
+    """Formats a length for an axis: 512, 1K, 64K, 1M."""
     for size, unit in ((2**20, "M"), (2**10, "K")):
         if length % size == 0:
             return f"{length // size}{unit}"

@@ -1,4 +1,4 @@
-"""Batches that are made in threads of their own, ahead of their steps, so that a step does not wait for its data."""
+"""Makes batches in separate threads, ahead of their steps, so that a step does not wait for its data."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# Steps that are made at a time, each in a thread: one where training has few cores, more where an accelerator trains.
+# Number of batches made at a time, each in a thread. Training on a CPU leaves few cores for them.
 AHEAD = max(1, min(8, (os.cpu_count() or 1) // 4))
 
 
 class Prefetch(Generic[T]):
-    """Calls a function of the step, for the next steps while this one is at work."""
+    """A cache that computes a function of the step for the next steps, while the current step runs."""
 
     def __init__(self, make: Callable[[int], T], end: int, ahead: int = AHEAD) -> None:
-        """Makes ready for steps below `end`, of which `ahead` are made before they are asked for."""
+        """Prepares for steps below `end`; the values of `ahead` steps are computed before they are requested."""
         self._make, self._end, self._ahead = make, end, ahead
         self._pool = concurrent.futures.ThreadPoolExecutor(ahead, thread_name_prefix="prefetch")
         self._made: dict[int, concurrent.futures.Future[T]] = {}
@@ -32,7 +32,7 @@ class Prefetch(Generic[T]):
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def get(self, step: int) -> T:
-        """What the function gives for `step`; those of the steps after it are begun."""
+        """Returns the value of the function for `step`, and starts to compute those of the next steps."""
         value = self._begun(step).result()
         del self._made[step]
         for later in range(step + 1, min(step + 1 + self._ahead, self._end)):

@@ -1,4 +1,4 @@
-"""How far training is."""
+"""Progress of training: steps, loss, rates and remaining time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from experiments.engine.bar import Bar
 from experiments.engine.config import Stage, TrainConfig
 from experiments.engine.due import Due
 
-BAR_SECONDS = 0.1  # between two drawings of the bar
-LINE_SECONDS = 5.0  # between two lines where there is no terminal
+BAR_SECONDS = 0.1  # seconds between two drawings of the bar
+LINE_SECONDS = 5.0  # seconds between two lines if there is no terminal
 
 
 class Progress:
-    """Tells of the steps of one run.
+    """The progress display of one run.
 
-    The first step of a stage is compiled: it counts for the steps, and not for the rates.
+    The first step of a stage includes compilation, so it does not count for the rates.
     """
 
     def __init__(
@@ -29,18 +29,18 @@ class Progress:
         enabled: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begins after `start` steps; says nothing where not `enabled`."""
+        """Begins after `start` steps. Prints nothing if `enabled` is False."""
         self._config = config
         self._bar = Bar(config.total_steps, stream)
         self._enabled = enabled
         self._clock = clock
         self._tokens_left = sum(_tokens(config.stage_at(step)) for step in range(start, config.total_steps))
         self._stage: Stage | None = None
-        self._seconds, self._steps = 0.0, 0  # of the stage, without its first step
+        self._seconds, self._steps = 0.0, 0  # of the current stage, without its first step
         self._last_time, self._last_shown = clock(), clock()
 
     def update(self, done: int, loss: Callable[[], float]) -> None:
-        """Tells that `done` steps are done. `loss` gives the loss of the last one, and is called where it is shown."""
+        """Shows that `done` steps are done. `loss` returns the last loss, and is called only if it is shown."""
         now = self._clock()
         stage = self._config.stage_at(done - 1)
         self._tokens_left -= _tokens(stage)
@@ -55,16 +55,16 @@ class Progress:
             self._bar.show(done, self._describe(done, stage, loss()))
 
     def restart_clock(self) -> None:
-        """Leaves the time since the last step (a validation, a save) out of the rates."""
+        """Excludes the time since the last step (a validation, a save) from the rates."""
         self._last_time = self._clock()
 
     def note(self, text: str) -> None:
-        """Writes a line of its own."""
+        """Writes the text on a separate line."""
         if self._enabled:
             self._bar.note(text)
 
     def close(self) -> None:
-        """Leaves the bar as it is, and goes to the next line."""
+        """Ends the line of the bar, which stays on the screen."""
         self._bar.close()
 
     def _is_due(self, done: int, now: float) -> bool:
@@ -83,7 +83,7 @@ class Progress:
 
 
 def format_seconds(seconds: float) -> str:
-    """Such as 45 s, 3 min 05 s or 2 h 10 min."""
+    """Formats a duration for people: '45 s', '3 min 05 s', '2 h 10 min'."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""Trains a task in a work dir and evaluates it. A run that was interrupted, in whatever way, goes on where it was."""
+"""Trains a task in a work directory and evaluates it. An interrupted run continues where it stopped."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from typing import Any, Literal
 import jax
 
 from experiments.engine.checkpoints import Checkpoints
-from experiments.engine.config import RunConfig
+from experiments.engine.config import RunConfig, Which
 from experiments.engine.errors import EngineError
 from experiments.engine.loop import train_loop
+from experiments.engine.metrics import check_metrics
 from experiments.engine.parallel import check_batch_size, is_main_process, local_variables, make_parallel, wait_for_all
 from experiments.engine.progress import Progress
 from experiments.engine.results import Results, Rows
 from experiments.engine.signals import Stop, StopSignals, stop_at_once
 from experiments.engine.task import Task, Variables
-from experiments.engine.workdir import CHECKPOINTS, check_same, claim, locked, stored_config, versions
+from experiments.engine.workdir import CHECKPOINTS, METRICS, check_same, claim, locked, stored_config, versions
 
 Path = str | os.PathLike[str]
 
@@ -28,20 +29,20 @@ Path = str | os.PathLike[str]
 def train_and_evaluate(
     config: RunConfig, workdir: Path, *, resume: bool = False, eval_only: bool = False
 ) -> list[dict[str, Any]]:
-    """Trains, then evaluates; what the work dir holds already is not done again.
+    """Trains a task, then evaluates it. Steps and evaluations that the work directory already holds are not repeated.
 
     Args:
-      config: of the run; the work dir of another one is refused.
-      workdir: gets config.json, metrics.jsonl, results.json and checkpoints.
-      resume: refuses to start from the beginning.
-      eval_only: refuses to train.
+      config: Configuration of the run. The work directory of a run with another configuration is refused.
+      workdir: Directory for config.json, metrics.jsonl, results.json and checkpoints.
+      resume: Whether to fail if there is no checkpoint to continue from.
+      eval_only: Whether to fail if training is not finished.
 
     Returns:
       The rows of all evaluations.
 
     Raises:
-      EngineError: in one sentence, where the run cannot start or go on.
-      Stop: after SIGTERM or SIGINT, once all is saved; a SystemExit.
+      EngineError: The run cannot start or continue. The text is one sentence.
+      Stop: The run received SIGTERM or SIGINT, and has saved its state. It is a SystemExit.
     """
     workdir = pathlib.Path(workdir).absolute()
     if not eval_only:
@@ -49,6 +50,8 @@ def train_and_evaluate(
     if resume or eval_only:
         _check_started(config, workdir, "--resume" if resume else "--eval-only")
     with _opened(config, workdir) as (checkpoints, progress):
+        check_metrics(workdir / METRICS, config.train, checkpoints.last or 0)
+        wait_for_all("metrics")  # All processes read the file before one of them changes it.
         if checkpoints.last != config.train.total_steps:
             if eval_only:
                 raise EngineError(
@@ -59,18 +62,8 @@ def train_and_evaluate(
         return _evaluate(config, workdir, checkpoints, progress)
 
 
-def train(config: RunConfig, workdir: Path) -> Variables:
-    """Trains, or goes on with it, and returns the last variables; see `train_and_evaluate`."""
-    workdir = pathlib.Path(workdir).absolute()
-    _check_devices(config)
-    with _opened(config, workdir) as (checkpoints, progress):
-        if checkpoints.last != config.train.total_steps:
-            _train(config, workdir, checkpoints, progress)
-        return _load(config.task, checkpoints, "last")
-
-
-def load_variables(task: Task, workdir: Path, which: Literal["last", "best"] = "last") -> Variables:
-    """The variables of the last or the best checkpoint of a run, whose model must be that of `task`."""
+def load_variables(task: Task, workdir: Path, which: Which = "last") -> Variables:
+    """Returns the variables of the last or the best checkpoint of a run, whose model must be that of `task`."""
     workdir = pathlib.Path(workdir).absolute()
     if stored_config(workdir) is None or not (workdir / CHECKPOINTS).is_dir():
         raise EngineError(f"{workdir} has no checkpoint; train first, or take another --workdir")
@@ -86,8 +79,8 @@ def _check_devices(config: RunConfig) -> None:
         check_batch_size(stage.batch_size, jax.device_count(), config.train.accumulate)
 
 
-def _check_started(config: RunConfig, workdir: pathlib.Path, flag: str) -> None:
-    """Raises EngineError where there is nothing to go on from, and makes nothing."""
+def _check_started(config: RunConfig, workdir: pathlib.Path, flag: Literal["--resume", "--eval-only"]) -> None:
+    """Raises EngineError if there is no checkpoint to continue from. Creates no files."""
     stored = stored_config(workdir)
     if stored is not None:
         check_same(config, stored, workdir)
@@ -97,7 +90,7 @@ def _check_started(config: RunConfig, workdir: pathlib.Path, flag: str) -> None:
 
 @contextlib.contextmanager
 def _opened(config: RunConfig, workdir: pathlib.Path) -> Iterator[tuple[Checkpoints, Progress]]:
-    """The checkpoints of a work dir that is this config's, and of this run alone."""
+    """Opens the work directory for this run alone, and yields its checkpoints and a progress display."""
     stored = stored_config(workdir)
     if stored is not None:
         check_same(config, stored, workdir)
@@ -107,15 +100,15 @@ def _opened(config: RunConfig, workdir: pathlib.Path) -> Iterator[tuple[Checkpoi
         checkpoints = Checkpoints(workdir / CHECKPOINTS)
         progress = Progress(config.train, start=checkpoints.last or 0, enabled=is_main_process())
         if stored is not None and stored.get("versions") != versions():
-            progress.note(f"{workdir} was begun with other versions: {stored.get('versions')}, and here {versions()}")
+            progress.note(f"{workdir} was begun with other versions: {stored.get('versions')}; these are {versions()}")
         try:
             yield checkpoints, progress
         except BaseException as error:
             progress.close()
             if isinstance(error, Stop):
                 name = signal.Signals(error.number).name
-                progress.note(f"stopped by {name}; all is saved in {workdir}: run the same command again to go on")
-            with contextlib.suppress(EngineError):  # The error that is on its way says more.
+                progress.note(f"stopped by {name}; all is saved in {workdir}: run the same command again to continue")
+            with contextlib.suppress(EngineError):  # The error that is being raised says more.
                 checkpoints.close()
             raise
         progress.close()
@@ -124,7 +117,7 @@ def _opened(config: RunConfig, workdir: pathlib.Path) -> Iterator[tuple[Checkpoi
 
 def _train(config: RunConfig, workdir: pathlib.Path, checkpoints: Checkpoints, progress: Progress) -> None:
     if checkpoints.last is not None:
-        progress.note(f"going on from step {checkpoints.last} in {workdir}")
+        progress.note(f"continuing from step {checkpoints.last} in {workdir}")
     checkpoints.clean()
     train_loop(config, workdir, checkpoints, make_parallel(config.train.parallel), progress)
 
@@ -144,7 +137,7 @@ def _evaluate(config: RunConfig, workdir: pathlib.Path, checkpoints: Checkpoints
     return results.rows(specs)
 
 
-def _load(task: Task, checkpoints: Checkpoints, which: Literal["last", "best"]) -> Variables:
+def _load(task: Task, checkpoints: Checkpoints, which: Which) -> Variables:
     step = checkpoints.last if which == "last" else checkpoints.best
     if step is None:
         raise EngineError(f"{checkpoints.directory} has no checkpoint; train first, or take another --workdir")

@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: training ends its step and saves, evaluation ends at once."""
+"""Handling of SIGTERM and Ctrl-C: training ends its step and saves, an evaluation ends at once."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 
 class Stop(SystemExit):
-    """Ends the program with the exit code of a signal.
+    """An exit of the program with the exit code of a signal.
 
     Attributes:
-      number: of the signal.
+      number: Number of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -22,20 +22,20 @@ class Stop(SystemExit):
 
 
 class StopSignals:
-    """While entered, takes SIGTERM and SIGINT. The second SIGINT kills the process, wherever it is.
+    """A context that handles SIGTERM and SIGINT. The second SIGINT kills the process at once.
 
     Attributes:
-      received: the first signal, None where there was none.
+      received: Number of the first signal, None if there was none.
     """
 
     def __init__(self, act: Callable[[int], None] = lambda number: None) -> None:
-        """Args: act: called with the first signal, in the main thread; may raise."""
+        """Makes the context. `act` is called with the first signal, in the main thread, and may raise."""
         self.received: int | None = None
         self._act = act
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():  # others cannot take signals
+        if threading.current_thread() is threading.main_thread():  # Other threads cannot handle signals.
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._previous[number] = signal.signal(number, self._handle)
         return self

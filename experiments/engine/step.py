@@ -1,4 +1,4 @@
-"""One step of training, as a pure function of the state and the batch."""
+"""One training step, as a pure function of the state and the batch."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Step = Callable[["TrainState", Batch, str | None], tuple["TrainState", Metrics]]
 
 
 class TrainState(NamedTuple):
-    """Everything that a run carries from step to step.
+    """State that a run carries from step to step.
 
     Attributes:
-      params: the trained variables.
-      fixed: the other collections.
-      optimizer: the state of the optimiser.
-      rng: the data of the key from which each step takes its own.
-      step: steps done.
+      params: Trained variables.
+      fixed: Other collections of variables.
+      optimizer: State of the optimiser.
+      rng: Key data from which each step derives its own random key.
+      step: Number of steps done.
     """
 
     params: Any
@@ -40,12 +40,12 @@ class TrainState(NamedTuple):
 
     @property
     def variables(self) -> Variables:
-        """The collections of the model."""
+        """All collections of the model."""
         return {"params": self.params, **self.fixed}
 
 
 def init_state(config: RunConfig) -> TrainState:
-    """The state before training. May be traced, to learn its shapes."""
+    """Returns the state before training. May be traced, to learn its shapes."""
     rng = jax.random.key(config.train.seed)
     variables = dict(config.task.init(rng))
     params = variables.pop("params")
@@ -54,7 +54,7 @@ def init_state(config: RunConfig) -> TrainState:
 
 
 def make_batch(config: RunConfig, step: int) -> dict[str, np.ndarray]:
-    """The batch of the step that follows `step` steps: of the seed and of `step` alone."""
+    """Returns the batch of the step that follows `step` steps. It depends only on the seed and on `step`."""
     stage = config.train.stage_at(step)
     rng = np.random.default_rng([TRAINING_STREAM, config.train.seed, step])
     batch = config.task.batch(stage, config.train.examples_before(step), rng)
@@ -68,9 +68,9 @@ def make_batch(config: RunConfig, step: int) -> dict[str, np.ndarray]:
 
 
 def make_step(config: RunConfig) -> Step:
-    """The function (state, batch, axis) -> (state, metrics of the step).
+    """Returns the function (state, batch, axis) -> (state, metrics of the step).
 
-    `axis` names the devices where the step runs on each with a part of the batch, and is None where one program
+    `axis` is the name of the device axis if each device runs the step on its part of the batch, and None if one program
     sees the whole batch.
     """
     optimizer = make_optimizer(config.train)
@@ -93,7 +93,7 @@ def make_step(config: RunConfig) -> Step:
 
 
 def _mean_gradient(config: RunConfig, state: TrainState, batch: Batch, rng: jax.Array) -> tuple[Any, Metrics]:
-    """The gradient and the metrics, averaged over the microbatches."""
+    """Returns the gradient and the metrics, averaged over the microbatches."""
     count = config.train.accumulate
 
     def of_microbatch(index: jax.Array, microbatch: Batch) -> tuple[Any, Metrics]:
@@ -103,7 +103,7 @@ def _mean_gradient(config: RunConfig, state: TrainState, batch: Batch, rng: jax.
         return gradient, {name: jnp.asarray(metric, jnp.float32) for name, metric in metrics.items()}
 
     def split(array: jax.Array) -> jax.Array:
-        # Every microbatch takes examples of every device: those of one device lie side by side.
+        # Every microbatch takes examples from every device; the examples of one device are adjacent in the batch.
         return jnp.swapaxes(array.reshape(-1, count, *array.shape[1:]), 0, 1)
 
     if count == 1:

@@ -1,4 +1,4 @@
-"""The time of training, over all parts of a run that was interrupted; beside the metrics, which hold no times."""
+"""Measures the time of training over all parts of an interrupted run. It is stored apart from the metrics."""
 
 from __future__ import annotations
 
@@ -6,29 +6,54 @@ import contextlib
 import pathlib
 import time
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from experiments.engine.workdir import read_json, write_json
+from experiments.engine.workdir import damaged, read_checked, write_checked
 
 TIME = "time.json"
+MEASURE_AGAIN = "restore it, or move it away to measure the time from here on"
+
+
+class Times(NamedTuple):
+    """Times of a training run.
+
+    Attributes:
+      seconds: Seconds of training.
+      waited: Seconds in which a step waited for its data; part of `seconds`.
+    """
+
+    seconds: float
+    waited: float
+
+
+def read_times(path: pathlib.Path) -> Times | None:
+    """Returns the stored times, None if there is no file. Raises EngineError if the file is damaged."""
+    stored = read_checked(path, MEASURE_AGAIN)
+    if stored is None:
+        return None
+    for name in Times._fields:
+        if isinstance(stored.get(name), bool) or not isinstance(stored.get(name), int | float):
+            raise damaged(path, f"its {name!r} is not a number", MEASURE_AGAIN)
+    return Times(stored["seconds"], stored["waited"])
 
 
 class Stopwatch:
-    """Counts the seconds of training, and those of them in which a step waited for its data."""
+    """A clock that counts the seconds of training, and how many of them a step waited for its data."""
 
     def __init__(self, path: pathlib.Path, step: int) -> None:
-        """Goes on from what was saved, where training does not begin at step 0."""
-        stored = (read_json(path) if step else None) or {"seconds": 0.0, "waited": 0.0}
+        """Starts the clock, from the stored times if training continues after step 0."""
+        stored = (read_times(path) if step else None) or Times(0.0, 0.0)
         self._path = path
-        self._waited: float = stored["waited"]
-        self._start = time.monotonic() - stored["seconds"]
+        self._waited = stored.waited
+        self._start = time.monotonic() - stored.seconds
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """A time in which a step waits for its data."""
+        """Counts the time inside this context as waiting for data."""
         start = time.monotonic()
         yield
         self._waited += time.monotonic() - start
 
     def save(self) -> None:
-        """Writes the file."""
-        write_json(self._path, {"seconds": time.monotonic() - self._start, "waited": self._waited})
+        """Writes the times to the file."""
+        write_checked(self._path, Times(time.monotonic() - self._start, self._waited)._asdict())

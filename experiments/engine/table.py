@@ -7,11 +7,11 @@ from typing import Any
 
 
 def format_table(header: Sequence[Any], rows: Sequence[Sequence[Any]]) -> str:
-    """A Markdown table with its columns aligned: to the right where all their cells are numbers."""
+    """Returns a Markdown table with aligned columns; columns of numbers are aligned to the right."""
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     for row in cells:
         if len(row) != len(header):
-            raise ValueError(f"a row has {len(row)} cells; it must have {len(header)}, as the header")
+            raise ValueError(f"a row has {len(row)} cells; it must have {len(header)}, like the header")
     widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
     numeric = [bool(rows) and all(_is_number(row[column]) for row in cells[1:]) for column in range(len(header))]
 

@@ -1,4 +1,4 @@
-"""What an experiment hands to the engine."""
+"""The protocol of a task: the interface between an experiment and the engine."""
 
 from __future__ import annotations
 
@@ -14,32 +14,32 @@ Variables = dict[str, Any]
 
 
 class Task(Protocol):
-    """A model, its data, and its evaluations: a frozen dataclass, whose fields are part of the run's config.
+    """A model, its data and its evaluations: a frozen dataclass whose fields are part of the config of a run.
 
-    `init` and `loss` are traced by JAX. The others run on the host, on every process, and must depend on their
-    arguments and the fields alone, so that a run that was interrupted ends as one that was not.
+    JAX traces `init` and `loss`. The other methods run on the host, in every process. They must depend only on their
+    arguments and the fields, so that an interrupted run ends with the same numbers as an uninterrupted one.
     """
 
     def init(self, rng: jax.Array) -> Variables:
-        """The variables before training, by collection: "params" is trained, the rest is fixed but saved."""
+        """Returns the variables before training, by collection. "params" is trained; the others are constant."""
 
     def batch(self, stage: Stage, position: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """The batch of one step over all devices: arrays with `stage.batch_size` examples on their first axis.
+        """Returns the batch of one step over all devices: arrays with `stage.batch_size` examples on the first axis.
 
-        It follows `position` examples, by which an order of examples is kept over steps. Called in a thread of its own,
-        while the step before it is at work.
+        `position` is the number of examples in the steps before, from which a task can derive the order of its
+        examples. The engine calls this method in another thread, while earlier steps run.
         """
 
     def loss(
         self, params: Any, fixed: Variables, batch: dict[str, jax.Array], rng: jax.Array
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """The mean loss of the examples of a batch, and other means of theirs: scalars."""
+        """Returns the mean loss of a batch, and other means over its examples by name. All are scalars."""
 
     def validate(self, variables: Variables) -> dict[str, float]:
-        """Scores of the model; the largest "score" marks the best checkpoint."""
+        """Returns scores of the model. The largest "score" marks the best checkpoint."""
 
     def evaluations(self) -> Sequence[dict[str, Any]]:
-        """What is to be evaluated after training, one JSON object each."""
+        """Returns the evaluations that follow training, one JSON object each."""
 
     def evaluate(self, variables: Variables, spec: dict[str, Any]) -> Sequence[dict[str, Any]]:
-        """Rows of results of one of `evaluations`, JSON objects."""
+        """Returns the rows of results of one of `evaluations`, as JSON objects."""

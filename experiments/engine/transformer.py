@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import flax.linen as nn
 import jax
@@ -14,6 +14,7 @@ from elsaa_jax.checks import check_bool, check_choice, check_int, check_number
 from elsaa_jax.types import AttentionKind
 
 Positions = Literal["none", "learned", "rope"]
+Dtype = Literal["float32", "bfloat16"]
 ROTARY_BASE = 10_000.0
 NORMAL = nn.initializers.normal(0.02)
 
@@ -23,17 +24,17 @@ class ModelConfig:
     """Sizes of a pre-LN transformer.
 
     Attributes:
-      width: features of a token.
-      num_layers: blocks of attention and MLP.
-      num_heads: heads of each attention.
-      mlp_width: hidden features of each MLP.
-      positions: "none", "learned" (a table of `num_positions`, stretched by linear interpolation over longer inputs) or
-        "rope".
-      num_positions: rows of the table of learned positions.
-      tie_head: whether the head is the transposed table of tokens.
-      dropout_rate: on the outputs of attention and MLP.
-      dtype: of the computation; parameters are float32.
-      remat: whether the backward pass computes each block anew, so that only what lies between blocks is kept.
+      width: Number of features per token.
+      num_layers: Number of blocks of attention and MLP.
+      num_heads: Number of heads of each attention.
+      mlp_width: Number of hidden features of each MLP.
+      positions: Position encoding: "none", "learned" (a table with `num_positions` rows, interpolated linearly for
+        longer inputs) or "rope".
+      num_positions: Number of rows of the table of learned positions.
+      tie_head: Whether the output layer is the transposed embedding table.
+      dropout_rate: Dropout rate of the outputs of attention and MLP.
+      dtype: Data type of the computation. Parameters are float32.
+      remat: Whether the backward pass recomputes each block, so that only the inputs of blocks are stored.
     """
 
     width: int = 64
@@ -44,7 +45,7 @@ class ModelConfig:
     num_positions: int = 1024
     tie_head: bool = False
     dropout_rate: float = 0.0
-    dtype: str = "float32"
+    dtype: Dtype = "float32"
     remat: bool = False
 
     def __post_init__(self) -> None:
@@ -54,22 +55,22 @@ class ModelConfig:
             raise ValueError(
                 f"ModelConfig.width is {self.width}; it must be a multiple of num_heads = {self.num_heads}"
             )
-        check_choice("ModelConfig.positions", self.positions, ("none", "learned", "rope"))
-        check_choice("ModelConfig.dtype", self.dtype, ("float32", "bfloat16"))
+        check_choice("ModelConfig.positions", self.positions, get_args(Positions))
+        check_choice("ModelConfig.dtype", self.dtype, get_args(Dtype))
         check_number("ModelConfig.dropout_rate", self.dropout_rate, 0.0, 1.0)
         check_bool("ModelConfig.remat", self.remat)
 
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """The attention of all layers of a model.
+    """Settings of the attention in all layers of a model.
 
     Attributes:
-      kind: which one, by name.
-      config: of it, before the positions of the model are added.
-      is_causal: whether a token sees the past alone.
-      use_bias: whether its projections have biases.
-      sow_weights: whether gates, lambda, multiplier and masses go into "intermediates".
+      kind: Kind of the attention.
+      config: Configuration of the attention, before the rotary positions of the model are added.
+      is_causal: Whether the attention is causal.
+      use_bias: Whether its projections have biases.
+      sow_weights: Whether gates, lambda, multiplier and masses are stored in "intermediates".
     """
 
     kind: AttentionKind
@@ -89,21 +90,21 @@ def blocks(
     *,
     first_alone: bool = False,
 ) -> jax.Array:
-    """All blocks and the last norm, as parts of the module that calls it.
+    """Applies all blocks and the final norm, as submodules of the calling module.
 
     Args:
-      module: that calls it.
-      sizes: of the model.
-      attention: of all layers.
-      x: (B, S, width), with learned positions added already.
-      num_outputs: how many of the last positions are wanted, all where None. Only they query in the last layer, so that
-        a causal one costs next to nothing where few are wanted.
-      deterministic: no dropout, neither of outputs nor of branches.
-      first_alone: whether the first position alone is wanted. All query in the last layer: which keys a query meets may
-        depend on the others. Its MLP is that of the first one.
+      module: Module that calls this function.
+      sizes: Sizes of the model.
+      attention: Settings of the attention in all layers.
+      x: Features with learned positions added, (B, S, width).
+      num_outputs: Number of last positions that are wanted. None wants all. In the last layer only these positions are
+        queries, so a causal last layer is cheap if few are wanted.
+      deterministic: Whether dropout of outputs and of branches is off.
+      first_alone: Whether only the first position is wanted. In the last layer all positions are queries, because the
+        keys of a query may depend on the other queries; the MLP then runs on the first position only.
 
     Returns:
-      (B, num_outputs, width).
+      Features of the wanted positions, (B, num_outputs, width).
     """
     if sizes.positions == "rope":
         config = dataclasses.replace(attention.config, rotary_base=ROTARY_BASE)
@@ -135,7 +136,7 @@ def _block(
     first_alone: bool,
     deterministic: bool,
 ) -> jax.Array:
-    """(B, S, width) -> (B, S - first, width), or (B, 1, width) with `first_alone`."""
+    """Applies one block, (B, S, width) -> (B, S - first, width), or (B, 1, width) with `first_alone`."""
     dtype = jnp.dtype(sizes.dtype)
     drop = nn.Dropout(sizes.dropout_rate, deterministic=deterministic)
     keys = nn.LayerNorm(dtype=dtype, name=f"attention_norm_{layer}")(x)
@@ -158,7 +159,7 @@ def _block(
 
 
 def stretch(table: Any, length: int) -> jax.Array:
-    """(P, width) -> (length, width): its first rows, or where it is too short, all of it by linear interpolation."""
+    """Returns the first `length` rows of a table; interpolates a table with fewer rows linearly to `length` rows."""
     rows = table.shape[0]
     if length <= rows:
         return table[:length]
@@ -171,7 +172,7 @@ def stretch(table: Any, length: int) -> jax.Array:
 def add_positions(
     module: nn.Module, sizes: ModelConfig, x: jax.Array, start: nn.initializers.Initializer = NORMAL
 ) -> jax.Array:
-    """(B, S, width), with the learned positions of a module added where its sizes ask for them; `start` begins them."""
+    """Adds learned positions to (B, S, width), if the sizes ask for them; `start` initialises their table."""
     if sizes.positions != "learned":
         return x
     table = module.param("positions", start, (sizes.num_positions, sizes.width))
@@ -179,5 +180,5 @@ def add_positions(
 
 
 def count_parameters(variables: dict[str, Any]) -> int:
-    """Numbers that are trained."""
+    """Returns the number of trained parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))

@@ -1,7 +1,7 @@
-"""Examples of needle in a haystack: `[filler .. KEY VALUE .. filler] SEP KEY` -> VALUE.
+"""Draws examples of needle in a haystack: `[filler .. KEY VALUE .. filler] SEP KEY` -> VALUE.
 
-Keys of one example differ, values are drawn independently of them, and both anew for each example, so that nothing but
-the context tells the value of a key.
+The keys of one example differ. Values are drawn independently of the keys, and both are drawn anew for each example, so
+only the context tells the value of a key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FIRST_KEY = NUM_FILLER
 FIRST_VALUE = FIRST_KEY + NUM_KEYS
 SEPARATOR = FIRST_VALUE + NUM_VALUES
 VOCABULARY = SEPARATOR + 1
-# Needles lie within this part of the context.
+# Needles lie between these depths of the context.
 DEPTHS = (0.05, 0.95)
 
 
@@ -24,9 +24,9 @@ class Examples(NamedTuple):
     """A batch of examples.
 
     Attributes:
-      tokens: (batch, length) int32; they end with `SEP KEY`, once for each query.
-      answers: (batch, queries) int32, the values of the keys asked; the one asked last is the last.
-      depths: (batch,), where in the context the needle asked last lies, from 0 to 1.
+      tokens: Token ids, (batch, length) int32. Each row ends with `SEP KEY`, once for each query.
+      answers: Values of the keys that are asked for, (batch, queries) int32, in the order of the queries.
+      depths: Depth of the needle of the last query, from 0 to 1, (batch,).
     """
 
     tokens: np.ndarray
@@ -37,15 +37,15 @@ class Examples(NamedTuple):
 def make_examples(
     rng: np.random.Generator, batch: int, length: int, *, needles: int = 1, queries: int = 1, depth: float | None = None
 ) -> Examples:
-    """Draws a batch.
+    """Draws a batch of examples.
 
     Args:
-      rng: the randomness.
-      batch: number of examples.
-      length: tokens of each.
-      needles: pairs of key and value in the context; the last `queries` of them are asked.
-      queries: how many keys are asked at the end.
-      depth: where in the context the needle asked last lies; None: anywhere between 5 % and 95 %, uniformly.
+      rng: Random generator.
+      batch: Number of examples.
+      length: Number of tokens per example.
+      needles: Number of pairs of key and value in the context.
+      queries: Number of keys that are asked for at the end; they are those of the last needles drawn.
+      depth: Depth of the needle of the last query. None draws it uniformly between 5 % and 95 %.
     """
     if not 1 <= queries <= needles <= NUM_KEYS:
         raise ValueError(
@@ -63,7 +63,7 @@ def make_examples(
     else:
         asked = np.full((batch, 1), round((depth - DEPTHS[0]) / (DEPTHS[1] - DEPTHS[0]) * (num_places - 1)))
     places = first + np.concatenate([_other_places(rng, asked, num_slots, needles - 1), asked], axis=1)
-    # The last of the queries is the last of the needles; the needles that are not asked come first.
+    # The needle of the last query is the last one drawn; needles that are not asked for come first.
     keys = FIRST_KEY + rng.permuted(np.tile(np.arange(NUM_KEYS), (batch, 1)), axis=1)[:, :needles]
     values = FIRST_VALUE + rng.integers(NUM_VALUES, size=(batch, needles))
     tokens = rng.integers(NUM_FILLER, size=(batch, length), dtype=np.int32)
@@ -75,7 +75,7 @@ def make_examples(
 
 
 def _other_places(rng: np.random.Generator, asked: np.ndarray, num_slots: int, count: int) -> np.ndarray:
-    """(batch, count) places on the grid of pairs that the place `asked` is part of, but for its own."""
+    """Draws (batch, count) places on the grid of pairs that contains `asked`, without the place `asked` itself."""
     if not count:
         return np.zeros((len(asked), 0), int)
     slots = rng.permuted(np.tile(np.arange(num_slots), (len(asked), 1)), axis=1)

@@ -1,4 +1,4 @@
-"""The task of needle in a haystack: which attention, its model, its loss, and what is asked of it."""
+"""The task of needle in a haystack: methods, model, loss and evaluations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,15 +29,32 @@ TOKENS_AT_A_TIME = 8192
 DEPTH_BINS = 5
 VALIDATION_EXAMPLES = 64
 VALIDATION, EVALUATION = 1, 2  # streams of random examples
+ROW_FIELDS = (
+    *("attention", "seed", "train_length", "length", "depth", "distractors"),
+    *("accuracy", "n", "low", "high", "seconds_per_example"),
+)
+
+Method = Literal[
+    "exact",
+    "elsaa",
+    "sort_lsh",
+    "race",
+    "performer",
+    "sort_lsh_race",
+    "elsaa_rank",
+    "elsaa_own_planes",
+    "elsaa_no_dropout",
+    "elsaa_mean",
+]
 
 
 @dataclasses.dataclass(frozen=True)
 class NiahStage(Stage):
-    """A part of training.
+    """A stage of the length curriculum.
 
     Attributes:
-      needles: in each example.
-      queries: how many of them are asked.
+      needles: Number of needles in each example.
+      queries: Number of needles that the example asks for.
     """
 
     needles: int = 1
@@ -45,7 +62,7 @@ class NiahStage(Stage):
 
 
 def _ablation(**changes: Any) -> Callable[[ElsaaConfig], ElsaaConfig]:
-    """A change of the fields `part__field` of a config."""
+    """Returns a function that replaces fields of a config; `part__field` names a field of one of its parts."""
 
     def change(config: ElsaaConfig) -> ElsaaConfig:
         for name, value in changes.items():
@@ -57,8 +74,8 @@ def _ablation(**changes: Any) -> Callable[[ElsaaConfig], ElsaaConfig]:
     return change
 
 
-# What `--attention` names: the attention of the layer, and what it changes in the config.
-METHODS: dict[str, tuple[AttentionKind, Callable[[ElsaaConfig], ElsaaConfig]]] = {
+# The names that `--attention` accepts, each with the attention of the layer and its change of the config.
+METHODS: dict[Method, tuple[AttentionKind, Callable[[ElsaaConfig], ElsaaConfig]]] = {
     "exact": ("exact", _ablation()),
     "elsaa": ("elsaa", _ablation()),
     "sort_lsh": ("sort_lsh", _ablation()),
@@ -74,14 +91,14 @@ METHODS: dict[str, tuple[AttentionKind, Callable[[ElsaaConfig], ElsaaConfig]]] =
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """What is asked of a trained model.
+    """Settings of the evaluation of a trained model.
 
     Attributes:
-      lengths: of the examples.
-      examples: of each length; None: 500 up to 4,096 tokens, 100 up to 65,536, and 20 beyond.
-      needles: in each example; one of them is asked.
-      distractors: further needles, which are never asked.
-      depths: places of the needle asked, from 0.05 to 0.95; none: anywhere.
+      lengths: Numbers of tokens per example.
+      examples: Number of examples per length. None means 500 up to 4,096 tokens, 100 up to 65,536, and 20 beyond.
+      needles: Number of needles in each example, of which one is asked for.
+      distractors: Number of further needles, which are never asked for.
+      depths: Depths of the needle that is asked for, from 0.05 to 0.95. Empty means a random depth for each example.
     """
 
     lengths: tuple[int, ...] = (512, 1024)
@@ -91,7 +108,7 @@ class Evaluation:
     depths: tuple[float, ...] = ()
 
     def examples_of(self, length: int) -> int:
-        """How many examples there are of a length."""
+        """Returns the number of examples of a length."""
         if self.examples is not None:
             return self.examples
         return 500 if length <= 4096 else 100 if length <= 65536 else 20
@@ -99,18 +116,18 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Niah:
-    """The task, as the engine has it.
+    """Needle in a haystack, following the engine's protocol `Task`.
 
     Attributes:
-      method: one of METHODS.
-      config: of the attention, before the method's changes.
-      sizes: of the model.
-      seed: of the examples of evaluation.
-      train_length: the longest of training.
-      evaluation: what is asked of the trained model; no part of what is trained.
+      method: Name of the attention and its variant, a key of METHODS.
+      config: Configuration of the attention, before the method changes it.
+      sizes: Sizes of the model.
+      seed: Random seed of the evaluation examples.
+      train_length: Longest length of training, in tokens.
+      evaluation: Settings of the evaluation. They do not change what is trained.
     """
 
-    method: str
+    method: Method
     config: ElsaaConfig
     sizes: ModelConfig
     seed: int
@@ -122,16 +139,16 @@ class Niah:
 
     @property
     def model(self) -> Decoder:
-        """The model of the method."""
+        """The model with the attention of the method."""
         kind, change = METHODS[self.method]
         return Decoder(self.sizes, VOCABULARY, kind, change(self.config))
 
     def init(self, rng: jax.Array) -> dict[str, Any]:
-        """The variables before training."""
+        """Returns the variables before training."""
         return models.init(self.model, rng)
 
     def batch(self, stage: Stage, position: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Tokens and answers, drawn anew for each step."""
+        """Draws tokens and answers for one step."""
         del position
         assert isinstance(stage, NiahStage)
         examples = make_examples(rng, stage.batch_size, stage.length, needles=stage.needles, queries=stage.queries)
@@ -140,7 +157,7 @@ class Niah:
     def loss(
         self, params: Any, fixed: dict[str, Any], batch: dict[str, jax.Array], rng: jax.Array
     ) -> tuple[jax.Array, dict[str, jax.Array]]:
-        """Cross entropy at the keys that are asked."""
+        """Returns the cross entropy at the keys that are asked for, and the accuracy."""
         answers = batch["answers"]
         variables = {"params": params, **fixed}
         logits = models.apply(self.model, variables, batch["tokens"], 2 * answers.shape[1], dropout_rng=rng)[:, 1::2]
@@ -148,7 +165,7 @@ class Niah:
         return loss, {"accuracy": jnp.mean(jnp.argmax(logits, axis=-1) == answers)}
 
     def validate(self, variables: dict[str, Any]) -> dict[str, float]:
-        """Accuracy at the longest length of training."""
+        """Returns the accuracy at the longest length of training, as the score."""
         asked = _ask(
             self.model,
             variables,
@@ -159,7 +176,7 @@ class Niah:
         return {"score": float(np.mean(asked.correct))}
 
     def evaluations(self) -> Sequence[dict[str, Any]]:
-        """One for each length and depth."""
+        """Returns one evaluation for each length and depth."""
         wanted = self.evaluation
         return [
             {
@@ -174,7 +191,7 @@ class Niah:
         ]
 
     def evaluate(self, variables: dict[str, Any], spec: dict[str, Any]) -> Sequence[dict[str, Any]]:
-        """The row of one length and depth."""
+        """Returns the row of one length and depth; it has no accuracy if the memory is too small."""
         length, depth, distractors = spec["length"], spec["depth"], spec["distractors"]
         row = {
             "attention": self.method,
@@ -190,7 +207,7 @@ class Niah:
         if needed > free:
             reason = f"needs {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
             return [row | nothing | {"skipped": reason}]
-        # The same examples for every method.
+        # The seed does not depend on the method: all methods answer the same examples.
         rng = np.random.default_rng(
             [EVALUATION, self.seed, length, distractors, 0 if depth is None else round(1000 * depth)]
         )
@@ -207,7 +224,13 @@ class Niah:
 
 @dataclasses.dataclass(frozen=True)
 class Asked:
-    """Answers of a model: which are right (n,), the depths of their needles (n,), and the seconds of an example."""
+    """Answers of a model.
+
+    Attributes:
+      correct: Whether each answer is right, (n,) bool.
+      depths: Depth of the needle of each answer, (n,).
+      seconds: Median seconds per example.
+    """
 
     correct: np.ndarray
     depths: np.ndarray
@@ -216,7 +239,7 @@ class Asked:
 
 @functools.partial(jax.jit, static_argnums=0)
 def last_logits(model: Decoder, variables: dict[str, Any], tokens: jax.Array) -> jax.Array:
-    """(B, N) -> (B, VOCABULARY), at the last position."""
+    """Computes the logits at the last position, (B, N) -> (B, VOCABULARY)."""
     return models.apply(model, variables, tokens, 1)[:, 0]
 
 
@@ -226,7 +249,7 @@ def _batch_size(length: int) -> int:
 
 @functools.cache
 def _program(model: Decoder, length: int) -> jax.stages.Compiled:
-    """`last_logits` for a batch of examples of one length, compiled."""
+    """Compiles `last_logits` for a batch of examples of one length."""
     shapes = jax.eval_shape(lambda: models.init(model, jax.random.key(0)))
     tokens = jax.ShapeDtypeStruct((_batch_size(length), length), jnp.int32)
     return last_logits.lower(model, shapes, tokens).compile()
@@ -242,7 +265,7 @@ def _ask(
     needles: int = 1,
     depth: float | None = None,
 ) -> Asked:
-    """Asks for one needle in each of at least `examples` examples."""
+    """Asks the model for one needle in each of at least `examples` examples."""
     size, program = _batch_size(length), _program(model, length)
     correct, depths, seconds = [], [], []
     for _ in range(math.ceil(examples / size)):
@@ -256,7 +279,7 @@ def _ask(
 
 
 def _by_depth(asked: Asked) -> list[dict[str, Any]]:
-    """Accuracy in equal parts of the context, named by their middle."""
+    """Counts right answers in equal parts of the context; `depth` is the middle of a part."""
     edges = np.linspace(*DEPTHS, DEPTH_BINS + 1)
     part = np.clip(np.digitize(asked.depths, edges) - 1, 0, DEPTH_BINS - 1)
     return [
@@ -267,6 +290,6 @@ def _by_depth(asked: Asked) -> list[dict[str, Any]]:
 
 
 def bytes_needed(model: Decoder, length: int) -> int:
-    """Memory of an evaluation at a length, by the compiled program."""
+    """Returns the memory that the compiled program of an evaluation needs at a length."""
     memory: Any = _program(model, length).memory_analysis()
     return memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes

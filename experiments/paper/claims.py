@@ -1,4 +1,4 @@
-"""The paper's claims, and what our results say of each: it holds, it does not, or the intervals do not decide."""
+"""Verdicts on the paper's claims: each holds in our results, does not hold, or is not decided by the intervals."""
 
 from __future__ import annotations
 
@@ -6,33 +6,38 @@ import dataclasses
 import itertools
 import statistics
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final, Literal
 
 from scipy import stats
 
+from elsaa_jax.types import AttentionKind
 from experiments.engine.results import Rows
 from experiments.engine.stats import difference_interval, widen, wilson_interval
 from experiments.paper.published import LENGTHS
 
-HOLDS, FAILS, UNDECIDED, MISSING = "holds", "does not hold", "not decided", "no results yet"
+Outcome = Literal["holds", "does not hold", "not decided", "no results yet"]
+HOLDS: Final = "holds"
+FAILS: Final = "does not hold"
+UNDECIDED: Final = "not decided"
+MISSING: Final = "no results yet"
 VISION = ("oxford_pets", "flowers102", "food101")
 LONG = ("arxiv_full_32k", *VISION)
 SHORT = ("imdb", "fashion_mnist")
 CAUSAL = ("arxiv_causal_32k", "arxiv_causal_64k", "tiny_imagenet")
-CLOSE = 0.02  # what the paper calls within 1 to 2 points
-CHANCE, NEAR_CHANCE = 0.5, 0.55  # of retrieval
+CLOSE = 0.02  # the paper's "within 1 to 2 points"
+CHANCE, NEAR_CHANCE = 0.5, 0.55  # accuracies of guessing in retrieval
 
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """The test accuracy of one attention on one task, the mean over seeds.
+    """Test accuracy of one attention on one task, averaged over seeds.
 
     Attributes:
-      accuracy: the mean.
-      n: test examples of one seed: all seeds have the same.
-      seeds: number of them.
-      tokens: length of the inputs.
-      seed_error: how far the mean may be off because of the seeds, with 95 % confidence.
+      accuracy: Mean accuracy.
+      n: Number of test examples, which are the same for all seeds.
+      seeds: Number of seeds.
+      tokens: Length of the inputs.
+      seed_error: Half-width of the 95 % interval of the mean that is due to the seeds.
     """
 
     accuracy: float
@@ -43,23 +48,29 @@ class Summary:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Of the mean, over test examples and seeds."""
+        """95 % interval of the mean, over test examples and seeds."""
         examples = wilson_interval(round(self.accuracy * self.n), self.n)
         low, high = widen(self.accuracy, examples, self.seed_error)
         return max(0.0, low), min(1.0, high)
 
     def __sub__(self, other: Summary) -> tuple[float, float, float]:
-        """The difference of accuracies, and the ends of its interval."""
+        """Returns the difference of accuracies, and the ends of its interval."""
         low, high = difference_interval(self.accuracy, self.interval, other.accuracy, other.interval)
         return self.accuracy - other.accuracy, low, high
 
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What our results say of a claim."""
+    """The verdict of our results on a claim.
+
+    Attributes:
+      claim: The claim in one sentence.
+      verdict: Whether the claim holds.
+      evidence: The numbers behind the verdict.
+    """
 
     claim: str
-    verdict: str
+    verdict: Outcome
     evidence: str
 
 
@@ -67,17 +78,18 @@ Summaries = dict[tuple[str, str], Summary]
 
 
 def summarize(rows: Rows) -> Summaries:
-    """By task and attention.
+    """Returns summaries by task and attention.
 
-    Seeds are taken to spread alike in all of them, in units of sqrt(p (1 - p)) for an accuracy p: the deviation is
-    pooled over those that have several, and stands for those that have one as well. It is 0 where none has several.
+    Seeds are assumed to deviate equally in all groups, in units of sqrt(p (1 - p)) for an accuracy p. The deviation is
+    pooled over the groups with several seeds, and used for groups with one seed as well. It is 0 if no group has
+    several.
     """
     groups: dict[tuple[str, str], Rows] = {}
     for row in rows:
         groups.setdefault((row["task"], row["attention"]), []).append(row)
     accuracies = {key: [row["test_accuracy"] for row in group] for key, group in groups.items()}
     means = {key: statistics.fmean(values) for key, values in accuracies.items()}
-    variances = {key: mean * (1 - mean) for key, mean in means.items()}  # of one answer
+    variances = {key: mean * (1 - mean) for key, mean in means.items()}  # variance of one answer
     freedom = sum(len(values) - 1 for values in accuracies.values())
     squares = sum(
         statistics.pvariance(values) * len(values) / variances[key]
@@ -98,7 +110,7 @@ def summarize(rows: Rows) -> Summaries:
 
 
 def judge(rows: Rows, niah: Rows) -> list[Verdict]:
-    """A verdict on each claim, from rows of the classifiers and of needle in a haystack."""
+    """Returns a verdict on each claim, from rows of the classifiers and of needle in a haystack."""
     found = summarize(rows)
     return [
         _greater(
@@ -114,17 +126,19 @@ def judge(rows: Rows, niah: Rows) -> list[Verdict]:
     ]
 
 
-def _greater(claim: str, found: Summaries, tasks: Sequence[str], better: str, worse: str) -> Verdict:
-    """Of the mean difference over tasks."""
+def _greater(
+    claim: str, found: Summaries, tasks: Sequence[str], better: AttentionKind, worse: AttentionKind
+) -> Verdict:
+    """Judges whether one attention beats another, by the mean difference over tasks."""
     both = [task for task in tasks if (task, better) in found and (task, worse) in found]
     if len(both) < len(tasks):
         return Verdict(claim, MISSING, f"{len(both)} of {len(tasks)} tasks have both {better} and {worse}")
     differences = [found[task, better] - found[task, worse] for task in tasks]
     mean = statistics.fmean(difference for difference, _, _ in differences)
-    # Independent errors of the tasks: their squares add up.
+    # The errors of the tasks are independent, so their squares add up.
     low = mean - sum((difference - low) ** 2 for difference, low, _ in differences) ** 0.5 / len(tasks)
     high = mean + sum((high - difference) ** 2 for difference, _, high in differences) ** 0.5 / len(tasks)
-    verdict = HOLDS if low > 0 else FAILS if high < 0 else UNDECIDED
+    verdict: Outcome = HOLDS if low > 0 else FAILS if high < 0 else UNDECIDED
     each = ", ".join(
         f"{task} {_points(difference)}" for task, (difference, _, _) in zip(tasks, differences, strict=True)
     )
@@ -156,14 +170,15 @@ def _short(found: Summaries) -> Verdict:
     names = ("elsaa", "race", "exact")
     if not all((task, name) in found for task in SHORT for name in names):
         return Verdict(claim, MISSING, f"{' and '.join(SHORT)} need {', '.join(names)}")
-    evidence, verdicts = [], []
+    evidence: list[str] = []
+    verdicts: list[Outcome] = []
     for task in SHORT:
         for name, other in itertools.combinations(names, 2):
             difference, low, high = found[task, name] - found[task, other]
             apart = low > CLOSE or high < -CLOSE
             verdicts.append(FAILS if apart else HOLDS if low >= -CLOSE and high <= CLOSE else UNDECIDED)
             evidence.append(f"{name} - {other} {_points(difference)} ({_points(low)} to {_points(high)}) on {task}")
-    verdict = next((verdict for verdict in (FAILS, UNDECIDED) if verdict in verdicts), HOLDS)
+    verdict: Outcome = next((verdict for verdict in (FAILS, UNDECIDED) if verdict in verdicts), HOLDS)
     return Verdict(claim, verdict, "; ".join(evidence))
 
 
@@ -179,14 +194,14 @@ def _needle(niah: Rows) -> Verdict:
     )
     if max(common) <= elsaa["train_length"]:
         return Verdict(claim, UNDECIDED, f"{evidence}; it was not longer than in training")
-    # It is found where more often than not.
+    # The needle counts as found if more than half of the answers are right.
     if elsaa["high"] < 0.5 or race["low"] > 0.5:
         return Verdict(claim, FAILS, evidence)
     return Verdict(claim, HOLDS if elsaa["low"] > 0.5 > race["high"] else UNDECIDED, evidence)
 
 
 def needle_rows(niah: Rows) -> dict[tuple[str, int], dict[str, Any]]:
-    """The rows of needle in a haystack by attention and length: one needle anywhere, and the most examples."""
+    """Returns the rows with one needle at any depth, by attention and length; the largest evaluation of each."""
     found: dict[tuple[str, int], dict[str, Any]] = {}
     for row in sorted(niah, key=lambda row: row["n"]):
         if row["n"] and row["depth"] is None and not row["distractors"] and row.get("needles", 1) == 1:
@@ -198,8 +213,8 @@ def _points(share: float) -> str:
     return f"{100 * share:+.1f}"
 
 
-def _lengths(found: Summaries, tasks: Sequence[str], name: str) -> str:
-    """Of the inputs of tasks: here, and in the paper where it has others."""
+def _lengths(found: Summaries, tasks: Sequence[str], name: AttentionKind) -> str:
+    """Formats the lengths of the inputs here, and in the paper if they differ."""
     here, there = [found[task, name].tokens for task in tasks], [LENGTHS[task] for task in tasks]
     shown = f"at {_range(here)} tokens"
     return shown if here == there else f"{shown}, in the paper {_range(there)}"

@@ -1,8 +1,10 @@
-"""What the paper reports: train and test accuracy in percent, by table, task and attention."""
+"""Results that the paper reports: train and test accuracy in percent, by table, task and attention."""
 
 from __future__ import annotations
 
-Accuracies = dict[str, tuple[float | str, float | str]]
+from elsaa_jax.types import AttentionKind
+
+Accuracies = dict[AttentionKind, tuple[float | str, float | str]]
 
 TABLES: dict[str, dict[str, Accuracies]] = {
     "Table 1: long inputs": {
@@ -66,7 +68,7 @@ TABLES: dict[str, dict[str, Accuracies]] = {
     },
 }
 
-# Tokens of the inputs.
+# Numbers of tokens per input.
 LENGTHS = {
     "arxiv_full_32k": 32_000,
     "oxford_pets": 16_384,
@@ -80,9 +82,9 @@ LENGTHS = {
     "tiny_imagenet": 1024,
 }
 
-# Table 4: test accuracy in percent by length; None: out of memory.
+# Table 4: test accuracy in percent by length. None means out of memory.
 NIAH_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
-NIAH: dict[str, tuple[float | None, ...]] = {
+NIAH: dict[AttentionKind, tuple[float | None, ...]] = {
     "exact": (100.0, 100.0, 100.0, 100.0, 100.0, 100.0, None, None),
     "elsaa": (100.0, 100.0, 100.0, 100.0, 100.0, 100.0, 98.8, 84.2),
     "sort_lsh": (24.6, 100.0, 100.0, 100.0, 100.0, 100.0, 100.0, 100.0),

@@ -8,7 +8,7 @@ import pytest
 
 from experiments.benchmark import command as benchmark
 from experiments.benchmark import contenders as contenders_module
-from experiments.benchmark import turns
+from experiments.benchmark import report, turns
 from experiments.benchmark.contenders import Case, contenders
 from experiments.engine.errors import EngineError
 from tests.experiments.engine.helpers import assert_refused
@@ -48,6 +48,22 @@ def test_the_whole_in_small(measured, capsys):
 def test_other_settings_are_refused(measured):
     with pytest.raises(EngineError, match=r"other settings.*take another --workdir"):
         run(measured[0], "--steps", "2")
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda stored: stored["rows"][0].update(seconds=1e-9), "its checksum is wrong"),
+        (lambda stored: (stored.pop("check"), stored.pop("rows")), "its 'rows' are missing"),
+        (lambda stored: (stored.pop("check"), stored["rows"][0].pop("length")), "row 1 has no 'length'"),
+    ],
+)
+def test_damaged_results_are_refused(edit, message, measured, tmp_path):
+    stored = json.loads((measured[0] / "results.json").read_text())
+    edit(stored)
+    (tmp_path / "results.json").write_text(json.dumps(stored))
+    with pytest.raises(EngineError, match=rf"results.json is damaged \({message}.*; move it away to measure again"):
+        run(tmp_path)
 
 
 def test_resume_needs_something_to_go_on_with(tmp_path):
@@ -97,7 +113,7 @@ def rows_of(name, times):
     ],
 )
 def test_crossover(ours, theirs, length):
-    assert benchmark.crossover(rows_of("elsaa", ours) + rows_of("exact", theirs), "elsaa", "exact") == length
+    assert report.crossover(rows_of("elsaa", ours) + rows_of("exact", theirs), "elsaa", "exact") == length
 
 
 @pytest.mark.parametrize(
@@ -154,11 +170,11 @@ def test_what_cannot_run_is_left_out_with_a_reason(measured, monkeypatch, capsys
 
 
 def test_the_report(measured):
-    report = benchmark.format_report(measured[1], ["forward"])
+    text = report.format_report(measured[1], ["forward"])
     for title in ("seconds, median (quartiles)", "peak memory", "temporary memory", "compilation", "share of the"):
-        assert f"forward, {title}" in report
+        assert f"forward, {title}" in text
     exact = measured[1][0]
-    assert f"{exact['seconds']:.3g} ({exact['low']:.3g} to {exact['high']:.3g})" in report
+    assert f"{exact['seconds']:.3g} ({exact['low']:.3g} to {exact['high']:.3g})" in text
 
 
 def timed(attention, length, causal, backward, seconds):

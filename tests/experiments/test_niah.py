@@ -3,8 +3,11 @@
 import json
 import os
 import pathlib
+import re
+import shutil
 import subprocess
 import sys
+from typing import get_args
 
 import chex
 import jax
@@ -16,9 +19,11 @@ from elsaa_jax import ElsaaConfig, RaceConfig, SortLshConfig
 from experiments.engine.errors import EngineError
 from experiments.engine.models import Decoder
 from experiments.engine.transformer import ModelConfig, stretch
-from experiments.niah import command as niah
-from experiments.niah import task as needle
+from experiments.niah import command
+from experiments.niah import task as niah_task
 from experiments.niah.haystack import VOCABULARY, make_examples
+from experiments.niah.presets import PRESETS
+from experiments.niah.report import write_report
 from tests.compilation import optimized
 from tests.experiments.engine.helpers import assert_refused
 
@@ -39,7 +44,7 @@ COLUMNS = {
 
 
 def run(workdir, *flags):
-    return niah.run(niah.make_parser().parse([*SMALL, "--workdir", str(workdir), *flags]))
+    return command.run(command.make_parser().parse([*SMALL, "--workdir", str(workdir), *flags]))
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +63,7 @@ def test_the_whole_job_in_small(trained, capsys):
         assert sum(part["n"] for part in row["by_depth"]) == 32
     stored = json.loads((workdir / "results.json").read_text())
     assert stored["rows"] == rows
-    assert set(stored) == {"config", "versions", "rows"}
+    assert set(stored) == {"config", "versions", "rows", "check"}
 
     # Done is done; and the same model answers other questions.
     assert run(workdir, "--eval-only") == rows
@@ -70,16 +75,16 @@ def test_the_whole_job_in_small(trained, capsys):
 
 
 def test_a_trained_model_can_be_loaded(trained):
-    logits = niah.load(trained[0], "exact")
+    logits = command.load(trained[0], "exact")
     out = logits(make_examples(np.random.default_rng(0), 2, 100).tokens)
     chex.assert_shape(out, (2, VOCABULARY))
     assert np.ptp(out) > 0
     with pytest.raises(EngineError, match="race is not the work dir of a run; train first"):
-        niah.load(trained[0], "race")
+        command.load(trained[0], "race")
 
 
 def test_a_length_that_does_not_fit_is_not_run(trained, monkeypatch, capsys):
-    monkeypatch.setattr(needle, "free_bytes", lambda: 10)
+    monkeypatch.setattr(niah_task, "free_bytes", lambda: 10)
     (row,) = run(trained[0], "--distractors", "1")
     assert row["accuracy"] is None
     assert row["n"] == 0
@@ -87,13 +92,55 @@ def test_a_length_that_does_not_fit_is_not_run(trained, monkeypatch, capsys):
     assert "GiB are free" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("is_older", [True, False])
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda stored: stored.pop("rows"), "its 'rows' are missing"),
+        (lambda stored: stored.update(rows=[3]), "its 'rows' are missing or not a list of objects"),
+        (lambda stored: stored["rows"][0].pop("n"), "row 1 has no 'n'"),
+        (lambda stored: stored.pop("config"), "it has no 'config'"),
+    ],
+)
+def test_damaged_results_of_another_method_are_refused(damage, message, is_older, trained, tmp_path):
+    """Results without a checksum are older ones, of which only the form can be checked."""
+    other = tmp_path / "race/results.json"
+    shutil.copytree(trained[0] / "exact", other.parent)
+    stored = json.loads(other.read_text())
+    damage(stored)
+    if is_older:
+        del stored["check"]
+    else:
+        message = "its checksum is wrong"
+    other.write_text(json.dumps(stored))
+    before = other.read_bytes()
+    wanted = rf"race/results.json is damaged \({re.escape(message)}.*move it away to evaluate again"
+    with pytest.raises(EngineError, match=wanted):
+        write_report(tmp_path)
+    assert other.read_bytes() == before
+
+
+def test_an_edited_accuracy_of_another_method_is_refused(trained, tmp_path):
+    other = tmp_path / "race/results.json"
+    shutil.copytree(trained[0] / "exact", other.parent)
+    stored = json.loads(other.read_text())
+    stored["rows"][0]["accuracy"] = 0.25 + stored["rows"][0]["accuracy"]
+    other.write_text(json.dumps(stored))
+    with pytest.raises(EngineError, match=r"race/results.json is damaged \(its checksum is wrong\)"):
+        write_report(tmp_path)
+
+
+def test_the_names_of_methods_are_a_closed_set():
+    assert tuple(niah_task.METHODS) == get_args(niah_task.Method)
+
+
 def test_every_method_has_a_model():
-    for method in needle.METHODS:
-        task = needle.Niah(method, niah.CONFIG, ModelConfig(), 0, 1024)
+    for method in niah_task.METHODS:
+        task = niah_task.Niah(method, PRESETS["default"].config, ModelConfig(), 0, 1024)
         shapes = jax.eval_shape(task.init, jax.random.key(0))
         sizes = {x.size for x in jax.tree.leaves(shapes["params"])}
         assert 64 * VOCABULARY in sizes
-    paper = niah.run_config(niah.make_parser().parse(["--preset", "paper"]), "elsaa")
+    paper = command.run_config(command.make_parser().parse(["--preset", "paper"]), "elsaa")
     assert paper.task.model.config.sparse.pairing == "rank"
     assert paper.train.total_steps == 5880
 
@@ -110,14 +157,14 @@ def test_every_method_has_a_model():
     ],
 )
 def test_bad_flags(flags, message, capsys):
-    assert_refused(niah.make_parser(), flags, message, capsys)
+    assert_refused(command.make_parser(), flags, message, capsys)
 
 
 def test_lengths():
-    assert niah.lengths_up_to(4096) == (512, 1024, 2048, 4096)
-    assert niah.lengths_up_to(3000) == (512, 1024, 2048, 3000)
-    assert niah.lengths_up_to(512) == (512,)
-    config = niah.run_config(niah.make_parser().parse(["--lengths", "1000,65536"]), "elsaa")
+    assert command.lengths_up_to(4096) == (512, 1024, 2048, 4096)
+    assert command.lengths_up_to(3000) == (512, 1024, 2048, 3000)
+    assert command.lengths_up_to(512) == (512,)
+    config = command.run_config(command.make_parser().parse(["--lengths", "1000,65536"]), "elsaa")
     assert config.task.evaluation.lengths == (1000, 65536)
     assert config.task.evaluations()[1]["examples"] == 100
 
@@ -145,9 +192,9 @@ def test_learned_positions_are_stretched():
 @pytest.mark.slow
 def test_the_main_job(tmp_path):
     """The README's command, in about ten minutes, and what must hold of its model."""
-    command = [sys.executable, "-m", "experiments.niah", "--length", "65536", "--workdir", str(tmp_path)]
-    root = pathlib.Path(niah.__file__).parents[2]
-    subprocess.run(command, check=True, cwd=root, env=os.environ | {"XLA_FLAGS": ""})
+    words = [sys.executable, "-m", "experiments.niah", "--length", "65536", "--workdir", str(tmp_path)]
+    root = pathlib.Path(command.__file__).parents[2]
+    subprocess.run(words, check=True, cwd=root, env=os.environ | {"XLA_FLAGS": ""})
     rows = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert [row["length"] for row in rows] == [512 << i for i in range(8)]
     for row in rows:
@@ -158,7 +205,7 @@ def test_the_main_job(tmp_path):
 
 def assert_strictly_causal(workdir):
     """Other tokens after a place change no bit up to it."""
-    task, variables = niah.load_task(workdir, "elsaa")
+    task, variables = command.load_task(workdir, "elsaa")
     tokens = make_examples(np.random.default_rng(0), 2, 1024).tokens
     logits = optimized(lambda t: task.model.apply(variables, t))
     before = logits(tokens)

@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from experiments import imdb
-from experiments.engine import suite
+from experiments.engine import report, suite
 from experiments.engine.errors import EngineError
+from experiments.engine.presets import COMPARED
 from experiments.engine.stats import difference_interval, mean_interval, wilson_interval
-from experiments.engine.suite import COMPARED
 from experiments.paper import claims, published
 from experiments.paper import command as paper
 from experiments.paper.claims import FAILS, HOLDS, MISSING, UNDECIDED, judge, summarize
@@ -127,7 +127,7 @@ def test_the_driver_runs_what_is_missing(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(subprocess, "Popen", Process)
     flags = ["--run", "--tasks", "imdb", "--attention", "elsaa,race", "--workdir", str(tmp_path / "runs")]
     arguments = paper.make_parser().parse([*flags, "--out", str(tmp_path / "out"), "--niah", str(tmp_path)])
-    with pytest.raises(EngineError, match=r"1 runs failed \(imdb race 0\); mend what they say and run the same"):
+    with pytest.raises(EngineError, match=r"1 runs failed \(imdb race 0\); correct what they report and run the same"):
         paper.run(arguments)
     assert [words[words.index("--attention") + 1] for words in calls] == ["elsaa", "race", "elsaa", "elsaa"]
     assert calls[0][:3] == [sys.executable, "-m", "experiments.imdb"]
@@ -161,7 +161,7 @@ def test_rows_of_one_budget_alone_are_compared(tmp_path):
             "task": {"attention": attention, "seed": seed, "sizes": {"width": 64}},
             "train": {"seed": seed, "stages": [{"batch_size": batch_size}]},
         }
-        directory = suite.run_directory(tmp_path / task, attention, seed)
+        directory = report.run_directory(tmp_path / task, attention, seed)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "results.json").write_text(json.dumps({"config": config}))
 
@@ -186,7 +186,36 @@ def test_a_work_dir_of_something_else(tmp_path):
     inner = tmp_path / "imdb/elsaa-0"
     inner.mkdir(parents=True)
     (inner / "results.json").write_text(json.dumps({"rows": [{"speed": 3}]}))
-    assert suite.collect(tmp_path / "imdb") == []
+    assert report.collect(tmp_path / "imdb") == []
+
+
+@pytest.mark.parametrize(
+    ("stored", "message"),
+    [
+        ({"config": {}}, "its 'rows' are missing"),
+        ({"rows": [{"train_length": 1024}]}, "row 1 has no 'attention'"),
+        ({"rows": [], "check": "00000000"}, "its checksum is wrong"),
+    ],
+)
+def test_damaged_results_of_needle_in_a_haystack(stored, message, tmp_path):
+    (tmp_path / "results.json").write_text(json.dumps(stored))
+    arguments = paper.make_parser().parse(["--workdir", str(tmp_path), "--niah", str(tmp_path)])
+    with pytest.raises(EngineError, match=rf"results.json is damaged \({message}.*; run python -m experiments.niah"):
+        paper.run(arguments)
+
+
+def test_damaged_results_of_a_run(tmp_path):
+    path = report.run_directory(tmp_path / "imdb", "elsaa", 0) / "results.json"
+    path.parent.mkdir(parents=True)
+    arguments = paper.make_parser().parse([])
+    for stored in ({}, [], {"rows": None}):
+        path.write_text(json.dumps(stored))
+        with pytest.raises(EngineError, match=r"results.json is damaged .*move it away to evaluate again"):
+            paper.is_done(paper.Job("imdb", "elsaa", 0), tmp_path, arguments)
+    path.write_text(json.dumps({"rows": [row("imdb", "elsaa", 0.8)]}))
+    assert not paper.is_done(paper.Job("imdb", "elsaa", 0), tmp_path, arguments)
+    with pytest.raises(EngineError, match="it has no config of a run"):
+        paper.check_budgets([row("imdb", "elsaa", 0.8)], tmp_path)
 
 
 def test_intervals_hold_examples_and_seeds():

@@ -14,13 +14,13 @@ from experiments import arxiv, imdb, retrieval, tiny_imagenet, vision
 from experiments.engine.classification import Classification
 from experiments.engine.data import store
 from experiments.engine.data.examples import ImageData, ReviewData
-from experiments.engine.suite import COMPARED
+from experiments.engine.presets import COMPARED
 from experiments.engine.transformer import count_parameters
-from experiments.paper import command as paper
 from experiments.paper import published
+from experiments.paper.tasks import TASKS
 from tests.experiments.engine.data.raw_sets import REAL, REAL_PREPARED, needs_real_data, real
 
-ALL = {task: experiment.presets for task, experiment in paper.TASKS.items()}
+ALL = {task: experiment.presets for task, experiment in TASKS.items()}
 
 # Table 6, as it is printed: N, layers, heads, d, MLP dim, batch, accumulation, rate, weight decay, epochs.
 TABLE_6 = {
@@ -58,8 +58,8 @@ def test_the_paper_presets_are_its_tables(task):
         sizes.mlp_width,
         preset.batch_size,
         preset.accumulate,
-        preset.learning_rate,
-        preset.weight_decay,
+        preset.optimizer.learning_rate,
+        preset.optimizer.weight_decay,
         preset.epochs,
     ) == TABLE_6[task]
     race, sparse, fusion = config.race, config.sparse, config.fusion
@@ -99,7 +99,7 @@ def test_what_the_appendix_says_beside_its_tables():
         assert (sizes.is_causal, sizes.readout) == (True, "last")
     tiny = tiny_imagenet.PRESETS["paper"].data
     assert (tiny.patch_size, tiny.augmentation, tiny.padding, tiny.flip) == (2, "padded_crop", 0, True)
-    assert imdb.PRESETS["paper"].final_fraction == 1.0  # a constant rate, as in the authors' code
+    assert imdb.PRESETS["paper"].optimizer.final_fraction == 1.0  # a constant rate, as in the authors' code
     assert {task: presets["paper"].data.length for task, presets in ALL.items()} == published.LENGTHS
 
 
@@ -140,14 +140,14 @@ def data_set_of(task):
 
 @needs_real_data
 @pytest.mark.slow
-@pytest.mark.parametrize("task", paper.TASKS)
+@pytest.mark.parametrize("task", TASKS)
 def test_one_step_of_the_paper_preset(task, tmp_path):
     """In a process of its own, with one example in its batch."""
     real(data_set_of(task))
     flags = ["--preset", "paper", "--steps", "1", "--batch-size", "1", "--examples", "2", "--workdir", str(tmp_path)]
-    root = pathlib.Path(paper.__file__).parents[2]
+    root = pathlib.Path(published.__file__).parents[2]
     prepared = REAL_PREPARED or str(tmp_path / "prepared")
     environment = os.environ | {"XLA_FLAGS": "", store.DATA_DIR: REAL, store.PREPARED_DIR: prepared}
-    subprocess.run([sys.executable, "-m", *paper.TASKS[task].command, *flags], check=True, cwd=root, env=environment)
+    subprocess.run([sys.executable, "-m", *TASKS[task].command, *flags], check=True, cwd=root, env=environment)
     (row,) = json.loads((tmp_path / "results.json").read_text())["rows"]
     assert (row["task"], row["preset"], row["steps"], row["n_test"]) == (task, "paper", 1, 2)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from experiments.engine.checkpoints import Checkpoints
+from experiments.engine.errors import EngineError
 from experiments.engine.step import init_state
 from experiments.engine.workdir import normal
 
@@ -65,3 +66,16 @@ def snapshot(path):
         for file in path.rglob("*")
         if file.is_file() and file.name != ".lock"
     }
+
+
+def assert_refuses(call, path, *texts):
+    """Checks that the call raises one sentence with these texts, and changes nothing below `path`."""
+    before = snapshot(path)
+    with pytest.raises(EngineError) as error:
+        call()
+    message = str(error.value)
+    assert "\n" not in message
+    for text in texts:
+        assert text in message, message
+    assert snapshot(path) == before
+    return message

@@ -12,9 +12,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 from experiments.engine.errors import EngineError
-from experiments.engine.run import load_variables, train, train_and_evaluate
+from experiments.engine.run import load_variables, train_and_evaluate
 from experiments.engine.workdir import locked
-from tests.experiments.engine.helpers import snapshot
+from tests.experiments.engine.helpers import assert_refuses, snapshot
 from tests.experiments.engine.toy import STAGES, ToyTask, toy_config
 
 CONFIG = toy_config(stages=STAGES[:1], validate_every=3)
@@ -36,19 +36,6 @@ def workdir(finished, tmp_path):
     return copy
 
 
-def assert_refused(call, path, *texts):
-    """Whether the call raises one sentence with these texts, and changes nothing below `path`."""
-    before = snapshot(path)
-    with pytest.raises(EngineError) as error:
-        call()
-    message = str(error.value)
-    assert "\n" not in message
-    for text in texts:
-        assert text in message, message
-    assert snapshot(path) == before
-    return message
-
-
 FILES = {
     "arrays": "variables/**/d/*",
     "index of the arrays": "variables/manifest.ocdbt",
@@ -64,19 +51,19 @@ def test_a_truncated_checkpoint(name, workdir):
         path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     place = str(workdir / "checkpoints") + ("" if name == "score" else "/4")
     for call in (lambda: train_and_evaluate(CONFIG, workdir), lambda: load_variables(ToyTask(), workdir)):
-        assert_refused(call, workdir, f"the checkpoint {place} is damaged", "another --workdir")
+        assert_refuses(call, workdir, f"the checkpoint {place} is damaged", "another --workdir")
 
 
 @pytest.mark.parametrize("item", ["variables", "contents"])
 def test_a_checkpoint_without_an_item(item, workdir):
     shutil.rmtree(workdir / "checkpoints" / "4" / item)
-    assert_refused(lambda: train_and_evaluate(CONFIG, workdir), workdir, "checkpoints/4 is damaged", "--workdir")
+    assert_refuses(lambda: train_and_evaluate(CONFIG, workdir), workdir, "checkpoints/4 is damaged", "--workdir")
 
 
 def test_a_checkpoint_in_the_middle_of_training_is_checked_as_well(workdir):
     shutil.rmtree(workdir / "checkpoints" / "4")
     shutil.rmtree(workdir / "checkpoints" / "3" / "training")
-    assert_refused(lambda: train(CONFIG, workdir), workdir, "checkpoints/3 is damaged")
+    assert_refuses(lambda: train_and_evaluate(CONFIG, workdir), workdir, "checkpoints/3 is damaged")
 
 
 def test_a_value_that_is_not_the_saved_one(workdir, monkeypatch):
@@ -89,8 +76,8 @@ def test_a_value_that_is_not_the_saved_one(workdir, monkeypatch):
         return restored
 
     monkeypatch.setattr(ocp.CheckpointManager, "restore", flip_a_bit)
-    text = "checkpoints/4 is damaged or foreign (the check sum of params/out/bias is wrong)"
-    assert_refused(lambda: load_variables(ToyTask(), workdir), workdir, text)
+    text = "checkpoints/4 is damaged or foreign (the checksum of params/out/bias is wrong)"
+    assert_refuses(lambda: load_variables(ToyTask(), workdir), workdir, text)
 
 
 def test_a_checkpoint_that_was_moved_away_is_done_again(workdir, finished):
@@ -103,16 +90,16 @@ def test_a_checkpoint_that_was_moved_away_is_done_again(workdir, finished):
 def test_a_directory_of_something_else(workdir):
     (workdir / "config.json").unlink()
     for call in (lambda: train_and_evaluate(CONFIG, workdir), lambda: load_variables(ToyTask(), workdir)):
-        assert_refused(call, workdir, f"{workdir} has checkpoints but no config.json", "take another --workdir")
+        assert_refuses(call, workdir, f"{workdir} has checkpoints but no config.json", "take another --workdir")
 
 
 def test_a_checkpoint_of_another_run(workdir, tmp_path):
     other = dataclasses.replace(CONFIG, train=dataclasses.replace(CONFIG.train, seed=1))
-    train(other, tmp_path / "other")
+    train_and_evaluate(other, tmp_path / "other")
     shutil.rmtree(workdir / "checkpoints" / "4")
     shutil.rmtree(workdir / "checkpoints" / "3")
     shutil.copytree(tmp_path / "other" / "checkpoints" / "3", workdir / "checkpoints" / "3")
-    assert_refused(lambda: train(CONFIG, workdir), workdir, "checkpoints/3", "by a run of another config")
+    assert_refuses(lambda: train_and_evaluate(CONFIG, workdir), workdir, "checkpoints/3", "by a run of another config")
 
 
 def test_a_checkpoint_of_another_model(workdir):
@@ -129,17 +116,17 @@ def test_a_checkpoint_of_another_model(workdir):
 
     for task, difference in (
         (ToyTask(width=5), "its hashes/planes is float32[8], the model's float32[5]"),
-        (WithoutHashes(), "it has hashes/planes, which the model has not"),
+        (WithoutHashes(), "it has hashes/planes, which the model does not have"),
         (Larger(), "it has no more/planes"),
     ):
         call = lambda task=task: load_variables(task, workdir)  # noqa: E731
-        assert_refused(call, workdir, "checkpoints/4", difference, "another --workdir")
+        assert_refuses(call, workdir, "checkpoints/4", difference, "another --workdir")
 
 
 @pytest.mark.parametrize("name", ["config.json", "results.json"])
 def test_a_file_that_is_no_json(name, workdir):
     (workdir / name).write_text('{"config": ')
-    assert_refused(lambda: train_and_evaluate(CONFIG, workdir), workdir, str(workdir / name), "is damaged")
+    assert_refuses(lambda: train_and_evaluate(CONFIG, workdir), workdir, str(workdir / name), "is damaged")
 
 
 @pytest.mark.parametrize(
@@ -158,14 +145,14 @@ def test_another_config(config, difference, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"config": toy_config().to_json(), "versions": {}}))
     for flags in ({}, {"resume": True}, {"eval_only": True}):
         call = lambda flags=flags: train_and_evaluate(config, tmp_path, **flags)  # noqa: E731
-        assert_refused(call, tmp_path, f"{tmp_path} belongs to a run with {difference}", "take another --workdir")
+        assert_refuses(call, tmp_path, f"{tmp_path} belongs to a run with {difference}", "take another --workdir")
 
 
 def test_nothing_to_go_on_from(tmp_path):
     for flag in ("resume", "eval_only"):
         new = tmp_path / flag
         call = lambda flag=flag, new=new: train_and_evaluate(CONFIG, new, **{flag: True})  # noqa: E731
-        assert_refused(call, tmp_path, f"{new} has no checkpoint, which --{flag.replace('_', '-')} needs")
+        assert_refuses(call, tmp_path, f"{new} has no checkpoint, which --{flag.replace('_', '-')} needs")
         assert not new.exists()
     with pytest.raises(EngineError, match="has no checkpoint; train first"):
         load_variables(ToyTask(), tmp_path / "new")
@@ -174,31 +161,31 @@ def test_nothing_to_go_on_from(tmp_path):
 def test_evaluation_before_the_end_of_training(workdir):
     shutil.rmtree(workdir / "checkpoints" / "4")
     call = lambda: train_and_evaluate(CONFIG, workdir, eval_only=True)  # noqa: E731
-    assert_refused(call, workdir, "is that of step 3 of 4; train to the end without --eval-only")
+    assert_refuses(call, workdir, "is that of step 3 of 4; train to the end without --eval-only")
 
 
 def test_batches_that_do_not_split(tmp_path):
     config = toy_config(stages=(dataclasses.replace(STAGES[0], batch_size=3),))
-    assert_refused(lambda: train(config, tmp_path / "new"), tmp_path, "batch_size is 3", "multiple of 2")
+    assert_refuses(lambda: train_and_evaluate(config, tmp_path / "new"), tmp_path, "batch_size is 3", "multiple of 2")
     assert not (tmp_path / "new").exists()
 
 
 def test_two_runs_at_once(workdir):
     with locked(workdir):
-        assert_refused(lambda: train(CONFIG, workdir), workdir, f"another run is at work in {workdir}")
+        assert_refuses(lambda: train_and_evaluate(CONFIG, workdir), workdir, f"another run is at work in {workdir}")
 
 
 def test_a_work_dir_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("mine")
-    call = lambda: train(CONFIG, tmp_path / "file" / "run")  # noqa: E731
-    assert_refused(call, tmp_path, f"{tmp_path}/file/run", "cannot be used", "another --workdir")
+    call = lambda: train_and_evaluate(CONFIG, tmp_path / "file" / "run")  # noqa: E731
+    assert_refuses(call, tmp_path, f"{tmp_path}/file/run", "cannot be used", "another --workdir")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_work_dir_that_is_read_only(workdir):
     (workdir / "checkpoints").chmod(0o500)
     shutil.rmtree(workdir / "checkpoints" / "4", ignore_errors=True)
-    assert_refused(lambda: train(CONFIG, workdir), workdir, "checkpoints", "give access")
+    assert_refuses(lambda: train_and_evaluate(CONFIG, workdir), workdir, "checkpoints", "give access")
 
 
 @pytest.mark.parametrize("when", ["at once", "in the background"])
@@ -211,7 +198,7 @@ def test_a_full_disk_keeps_what_was_saved(when, workdir, monkeypatch, finished):
     with monkeypatch.context() as patch:
         patch.setattr(ocp.CheckpointManager, "save" if when == "at once" else "wait_until_finished", full)
         with pytest.raises(EngineError) as error:
-            train(CONFIG, workdir)
+            train_and_evaluate(CONFIG, workdir)
     assert re.fullmatch(
         r"no checkpoint can be written to .*/checkpoints \(.*No space left on device\); the checkpoint of step 3 is "
         r"kept: make room or give access and run the same command again",

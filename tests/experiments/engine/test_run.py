@@ -12,7 +12,7 @@ import pytest
 
 from experiments.engine.errors import EngineError
 from experiments.engine.metrics import MetricsWriter, read_metrics
-from experiments.engine.run import load_variables, train, train_and_evaluate
+from experiments.engine.run import load_variables, train_and_evaluate
 from tests.experiments.engine.helpers import assert_same_bits, snapshot
 from tests.experiments.engine.toy import STAGES, ToyTask, toy_config
 
@@ -64,7 +64,6 @@ def test_a_second_run_does_nothing_again(finished, monkeypatch):
         monkeypatch.setattr(ToyTask, name, no_more)
     assert train_and_evaluate(toy_config(), workdir) == rows
     assert train_and_evaluate(toy_config(), workdir, resume=True, eval_only=True) == rows
-    assert_same_bits(train(toy_config(), workdir), load_variables(ToyTask(), workdir))
     assert snapshot(workdir) == before
 
 
@@ -93,11 +92,11 @@ def test_other_versions_are_told(finished, tmp_path, capsys):
 
 
 def test_the_largest_seed(tmp_path):
-    train(toy_config(stages=STAGES[:1], seed=2**32 - 1), tmp_path)
+    train_and_evaluate(toy_config(stages=STAGES[:1], seed=2**32 - 1), tmp_path)
 
 
 def test_pmap_runs_as_jit_does(finished, tmp_path):
-    train(toy_config(parallel="pmap"), tmp_path)
+    train_and_evaluate(toy_config(parallel="pmap"), tmp_path)
     one, other = (read_metrics(path / "metrics.jsonl") for path in (finished[0], tmp_path))
     assert [line["step"] for line in one] == [line["step"] for line in other]
     np.testing.assert_allclose([line["loss"] for line in one], [line["loss"] for line in other], rtol=1e-4)
@@ -105,7 +104,7 @@ def test_pmap_runs_as_jit_does(finished, tmp_path):
 
 def test_a_run_in_another_thread_takes_no_signals(tmp_path):
     config = toy_config(stages=STAGES[:1])
-    thread = threading.Thread(target=train, args=(config, tmp_path))
+    thread = threading.Thread(target=train_and_evaluate, args=(config, tmp_path))
     thread.start()
     thread.join()
     assert load_variables(ToyTask(), tmp_path)
@@ -121,7 +120,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(ToyTask, "loss", loss)
     with pytest.raises(EngineError, match=r"the loss of step 6 is (-?inf|nan); lower learning_rate"):
-        train(config, tmp_path)
+        train_and_evaluate(config, tmp_path)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["3"]
 
 
