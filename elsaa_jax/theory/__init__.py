@@ -9,7 +9,8 @@
 All functions use NumPy and SciPy in float64 and treat one head. The modules:
 
 - `collisions`: probabilities that two tokens share a code.
-- `supports`: supports as graphs, and their matchings; `sorted_supports` builds long ones.
+- `supports`: random and real supports; `sorted_supports` builds long ones.
+- `matchings`: maximum matchings of supports.
 - `ranks`: predicted and numerical ranks.
 - `rank_bounds`: the theorem, as bounds on the probability of failure.
 - `thresholds`: its corollaries and the certificate.
@@ -28,6 +29,7 @@ from elsaa_jax.theory.collisions import (
     isotropic_density,
     isotropic_mean,
 )
+from elsaa_jax.theory.matchings import deficiency, matching_size
 from elsaa_jax.theory.operators import Operator, fused_operator, race_operator, race_rank, softmax_operator
 from elsaa_jax.theory.rank_bounds import (
     MAX_ENUMERATED,
@@ -38,7 +40,7 @@ from elsaa_jax.theory.rank_bounds import (
     log_delta_of_density,
 )
 from elsaa_jax.theory.ranks import generic_matrix, generic_rank, numerical_rank
-from elsaa_jax.theory.supports import deficiency, independent_support, matching_size, sort_lsh_support, with_safety
+from elsaa_jax.theory.supports import independent_support, sort_lsh_support, with_safety
 from elsaa_jax.theory.thresholds import (
     Certificate,
     certify,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from elsaa_jax.checks import check_int, check_number
-from elsaa_jax.theory.supports import Support, check_support, matching_size, to_dense
+from elsaa_jax.theory.matchings import matching_size
+from elsaa_jax.theory.supports import Support, check_support, to_dense
 
 
 def generic_rank(support: Support, r: int, *, normalized_sum: bool = False) -> int:

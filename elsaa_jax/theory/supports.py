@@ -1,4 +1,4 @@
-"""Sparse supports as bipartite graphs: which query attends to which key, and how many of both can be matched.
+"""Sparse supports: boolean matrices that tell which query attends to which key.
 
 A support is a boolean matrix (queries, keys), either a NumPy array or a SciPy sparse matrix. Use a sparse one for long
 inputs: a dense support of 65,536 tokens takes 4 GiB.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal, TypeAlias, overload
 
 import numpy as np
-from scipy.sparse import csgraph, csr_array, issparse
+from scipy.sparse import csr_array, issparse
 
 from elsaa_jax import reference
 from elsaa_jax.checks import check_number
@@ -93,40 +93,13 @@ def sort_lsh_support(
     Example:
       >>> query, key = np.random.default_rng(0).normal(size=(2, 4096, 8))
       >>> support = sort_lsh_support(query, key, np.eye(8)[:5], sparse=True, block_size=64)
-      >>> support.nnz, matching_size(support)
-      (262144, 4096)
+      >>> support.shape, support.nnz  # Every query reads one block of 64 keys.
+      ((4096, 4096), 262144)
     """
     if sparse:
         return sorted_support(query, key, planes, **options)
     query, key = (np.asarray(x)[None, :, None, :] for x in (query, key))
     return reference.sort_lsh_support(query, key, np.asarray(planes), **options)[0, 0]
-
-
-def matching_size(support: Support) -> int:
-    """Computes nu, the size of a maximum matching of rows and columns, by the algorithm of Hopcroft and Karp.
-
-    Args:
-      support: Boolean matrix, dense or SciPy sparse.
-
-    Example:
-      >>> matching_size(np.array([[True, True, True], [True, False, False], [True, False, False]]))
-      2
-    """
-    matched = csgraph.maximum_bipartite_matching(check_support(support), perm_type="column")
-    return int(np.count_nonzero(matched >= 0))
-
-
-def deficiency(support: Support) -> int:
-    """Computes d = n - nu, the number of the n rows that a maximum matching leaves out.
-
-    Args:
-      support: Boolean matrix, dense or SciPy sparse.
-
-    Example:
-      >>> deficiency(np.array([[True, True, True], [True, False, False], [True, False, False]]))
-      1
-    """
-    return int(support.shape[0]) - matching_size(support)
 
 
 def check_support(support: Support) -> csr_array:
@@ -136,7 +109,7 @@ def check_support(support: Support) -> csr_array:
     if support.ndim != 2 or support.dtype != np.bool_:
         raise ValueError(f"support has shape {support.shape} and dtype {support.dtype}; it must be a boolean matrix")
     found = csr_array(support)
-    if not found.data.all():  # A stored False is no edge, but SciPy's matching would take it for one.
+    if not found.data.all():  # A stored False is no edge.
         found = found.copy()
         found.eliminate_zeros()
     return found

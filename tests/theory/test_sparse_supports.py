@@ -4,12 +4,15 @@ import itertools
 import os
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 from scipy import sparse
 
 from elsaa_jax import reference, theory
+from elsaa_jax.theory import matchings
+from tests.theory.graphs import brute_matching
 
 FORMATS = (sparse.csr_array, sparse.csc_array, sparse.coo_array, sparse.csr_matrix)
 
@@ -68,6 +71,33 @@ def test_sparse_supports_give_what_dense_ones_give(to_sparse):
         np.testing.assert_array_equal(*matrices)
         query, key = rng.normal(size=(support.shape[0], 3)), rng.normal(size=(support.shape[1], 3))
         np.testing.assert_array_equal(*(theory.softmax_operator(query, key, x).matrix for x in (support, stored)))
+
+
+@pytest.mark.parametrize("smallest", [0, 10**9], ids=["merged", "not merged"])
+def test_matchings_with_and_without_merging_equal_rows(monkeypatch, smallest):
+    """Random graphs against all injections, and block graphs, which have equal rows and columns."""
+    monkeypatch.setattr(matchings, "MERGED_EDGES", smallest)
+    rng = np.random.default_rng(5)
+    for trial in range(200):
+        support = rng.random((5, 5)) < 0.25
+        if trial % 2:
+            support = support[np.ix_(*rng.integers(0, 5, (2, 5)))]
+        assert theory.matching_size(support) == brute_matching(support)
+    blocks = np.kron(np.array([[1, 1, 0], [0, 1, 0], [0, 1, 0]], bool), np.ones((4, 3), bool))
+    assert theory.matching_size(blocks) == 6
+    assert theory.matching_size(np.zeros((4, 7), bool)) == 0
+
+
+def test_the_matching_of_neighbouring_blocks_takes_no_exponential_time():
+    """SciPy's bipartite matching does not end within minutes for this support, as it never marks dead ends."""
+    n = 4096
+    support = theory.sort_lsh_support(*tokens(6, n, n, bits=8, head_dim=64), sparse=True, **NEIGHBOURS)
+    start = time.monotonic()
+    assert 0.9 * n < theory.matching_size(support) < n
+    assert time.monotonic() - start < 5
+
+
+NEIGHBOURS = {"block_size": 64, "num_neighbors": 1, "pairing": "bucket"}
 
 
 def test_a_stored_false_is_no_edge():
