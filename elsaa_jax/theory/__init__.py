@@ -22,6 +22,7 @@ docs/theory.md lists every statement of the paper with its function, and says wh
 
 from __future__ import annotations
 
+from elsaa_jax.theory import complexity
 from elsaa_jax.theory.collisions import (
     angular_similarity,
     collision_probability,
@@ -58,6 +59,7 @@ __all__ = [
     "angular_similarity",
     "certify",
     "collision_probability",
+    "complexity",
     "deficiency",
     "delta_bound",
     "delta_exact",

@@ -49,7 +49,7 @@ def delta_exact(probability: np.ndarray, r: int) -> float:
 
     Example:
       >>> round(delta_exact(np.full((4, 4), 0.9), r=0), 4)
-      0.3092
+      0.4494
     """
     probability = _check_probability(probability)
     n, r = check_sizes(len(probability), r)
@@ -132,7 +132,7 @@ def log_delta_of_density(n: int, r: int, density: float) -> float:
 
     Example:
       >>> round(log_delta_of_density(65_536, r=61, density=0.001), 1)
-      -3563.5
+      -3571.8
     """
     n, r = check_sizes(n, r)
     check_number("density", density, 0.0, 1.0)

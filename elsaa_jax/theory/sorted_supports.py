@@ -168,6 +168,8 @@ def _join(parts: list[Ranges], num_keys: int) -> csr_array:
             chosen = slice(first, last)
             count = length[chosen]
             within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-            indices[np.repeat(offset[chosen], count) + within] = part.keys[np.repeat(part.start[chosen], count) + within]
+            indices[np.repeat(offset[chosen], count) + within] = part.keys[
+                np.repeat(part.start[chosen], count) + within
+            ]
         first = last
     return csr_array((np.ones(len(indices), bool), indices, indptr), shape=(num_rows, num_keys))

@@ -97,7 +97,7 @@ def test_the_matching_of_neighbouring_blocks_takes_no_exponential_time():
     assert time.monotonic() - start < 5
 
 
-NEIGHBOURS = {"block_size": 64, "num_neighbors": 1, "pairing": "bucket"}
+NEIGHBOURS = {"block_size": 16, "num_neighbors": 1, "pairing": "bucket"}
 
 
 def test_a_stored_false_is_no_edge():
