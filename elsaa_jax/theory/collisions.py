@@ -29,7 +29,9 @@ def angular_similarity(query: np.ndarray, key: np.ndarray) -> np.ndarray:
       Similarities within [0, 1], (T, S) float64.
 
     Example:
-      >>> angular_similarity(np.array([[1.0, 0.0]]), np.array([[2.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]))
+      >>> import numpy as np
+      >>> from elsaa_jax import theory
+      >>> theory.angular_similarity(np.array([[1.0, 0.0]]), np.array([[2.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]))
       array([[1. , 0.5, 0. ]])
     """
     unit = []
@@ -54,7 +56,8 @@ def collision_probability(similarity: np.ndarray | float, num_bits: float) -> np
       num_bits: Number of bits gamma > 0. As in the paper, it need not be an integer.
 
     Example:
-      >>> float(collision_probability(0.5, num_bits=3))
+      >>> from elsaa_jax import theory
+      >>> float(theory.collision_probability(0.5, num_bits=3))
       0.125
     """
     check_number("num_bits", num_bits, 0.0, open_low=True)
@@ -70,7 +73,8 @@ def edge_probability(similarity: np.ndarray | float, num_bits: float, num_tables
       num_tables: Number of hashes, L.
 
     Example:
-      >>> float(edge_probability(0.5, num_bits=1, num_tables=2))
+      >>> from elsaa_jax import theory
+      >>> float(theory.edge_probability(0.5, num_bits=1, num_tables=2))
       0.75
     """
     check_int("num_tables", num_tables, 1)
@@ -89,7 +93,8 @@ def isotropic_density(num_bits: float, num_tables: int) -> float:
       num_tables: Number of hashes, L.
 
     Example:
-      >>> round(isotropic_density(num_bits=4, num_tables=4), 4)
+      >>> from elsaa_jax import theory
+      >>> round(theory.isotropic_density(num_bits=4, num_tables=4), 4)
       0.2275
     """
     return float(edge_probability(0.5, num_bits, num_tables))
@@ -108,7 +113,8 @@ def isotropic_mean(num_bits: float, num_tables: int, head_dim: int) -> float:
       head_dim: Dimension of the vectors, d >= 2.
 
     Example:
-      >>> round(isotropic_mean(num_bits=1, num_tables=4, head_dim=2), 4)
+      >>> from elsaa_jax import theory
+      >>> round(theory.isotropic_mean(num_bits=1, num_tables=4, head_dim=2), 4)
       0.8
     """
     check_int("head_dim", head_dim, 2)

@@ -87,7 +87,10 @@ def paper_interactions(length: int, race: RaceConfig, sparse: SortLshConfig) -> 
       sparse: Sparse branch.
 
     Example:
-      >>> counts = paper_interactions(32_000, RaceConfig(num_tables=4, num_bits=4), SortLshConfig(block_size=256))
+      >>> from elsaa_jax import RaceConfig, SortLshConfig
+      >>> from elsaa_jax.theory import complexity
+      >>> race, sparse = RaceConfig(num_tables=4, num_bits=4), SortLshConfig(block_size=256)
+      >>> counts = complexity.paper_interactions(32_000, race, sparse)
       >>> counts.elsaa, counts.elsaa / counts.exact
       (10240000, 0.01)
     """
@@ -121,8 +124,12 @@ def count_scores(query: Array, key: Array, planes: Array, config: SortLshConfig,
       is_causal: Whether attention is causal. The stretches and every level of the causal split are counted then.
 
     Example:
+      >>> import jax.numpy as jnp
+      >>> import jax
+      >>> from elsaa_jax import SortLshConfig
+      >>> from elsaa_jax.theory import complexity
       >>> tokens = jax.random.normal(jax.random.key(0), (1, 64, 1, 8))
-      >>> count_scores(tokens, tokens, jax.numpy.eye(8)[:3], SortLshConfig(block_size=16)).attended
+      >>> complexity.count_scores(tokens, tokens, jnp.eye(8)[:3], SortLshConfig(block_size=16)).attended
       1024
     """
     for name, x in (("query", query), ("key", key)):

@@ -68,7 +68,9 @@ def layer_parameters(
       attention: Name of the attention.
 
     Example:
-      >>> parameters = layer_parameters(256, 4, ElsaaConfig())
+      >>> from elsaa_jax import ElsaaConfig
+      >>> from elsaa_jax.theory import complexity
+      >>> parameters = complexity.layer_parameters(256, 4, ElsaaConfig())
       >>> parameters.gate, parameters.lam, parameters.beta, round(parameters.overhead, 3)
       (16578, 1, 1, 0.063)
     """
@@ -113,8 +115,8 @@ class Hashing(NamedTuple):
 def hashing_work(num_queries: int, num_keys: int, head_dim: int, race: RaceConfig, sparse: SortLshConfig) -> Hashing:
     """Computes the work of hashing and sorting for one head.
 
-    It is the same for causal attention: the levels of the causal split are stable partitions of the one order, in linear
-    time each, and no level sorts again. The paper's recursion sorts at each of its log2(N / N0) levels.
+    It is the same for causal attention. Each level of the causal split is a stable partition of the one order, in
+    linear time, and no level sorts again. The paper's recursion sorts at each of its log2(N / N0) levels.
 
     Args:
       num_queries: Number of queries, T.
@@ -124,7 +126,9 @@ def hashing_work(num_queries: int, num_keys: int, head_dim: int, race: RaceConfi
       sparse: Sparse branch.
 
     Example:
-      >>> hashing_work(1000, 1000, 64, RaceConfig(num_tables=4, num_bits=4), SortLshConfig(num_bits=5))
+      >>> from elsaa_jax import RaceConfig, SortLshConfig
+      >>> from elsaa_jax.theory import complexity
+      >>> complexity.hashing_work(1000, 1000, 64, RaceConfig(num_tables=4, num_bits=4), SortLshConfig(num_bits=5))
       Hashing(hard_codes=640000, soft_planes=2048000, soft_corners=512000, sorted_tokens=2000)
     """
     check_int("num_queries", num_queries, 1)
@@ -174,11 +178,13 @@ def kept_memory(
 ) -> Memory:
     """Computes an upper bound of the bytes that self-attention keeps for its backward pass; planes are not counted.
 
-    Rows: n N (H itemsize + 4) for the sparse branch, 16 n N for the low-rank one. State: 4 F (H + 1) K with
-    F = M L 2^P buckets, times ceil(n / C) chunks if causal. It does not grow with n otherwise. Plan, without neighbours:
-    4 bytes for each row of the sorted queries and keys if queries and keys are paired by rank; for the levels of the
-    causal split 4 (A (t + w) + C_b s) bytes each, where C_b blocks of s keys meet A <= Q / t + C_b tiles of t queries
-    and w blocks. No array of n s scores or n F codes is kept, so that the paper's Theta(N (s + L 2^P)) is an upper bound.
+    - Rows: n N (H itemsize + 4) for the sparse branch, and 16 n N for the low-rank one.
+    - State: 4 F (H + 1) K for F = M L 2^P buckets, times ceil(n / C) chunks if causal.
+    - Plan by rank, non-causal: 4 bytes for each row of the padded, sorted queries and keys, 4 ceil(n / s) s (N + K).
+    - Plan of one level of the causal split, or of bucket pairing: 4 K (A (t + w) + Z s). Z is the number of blocks of s
+      keys, A <= Q / t + Z the number of tiles of t queries, and w the number of blocks that a tile reads.
+
+    No array of n s scores or n F soft codes is kept. The paper's Theta(N (s + L 2^P)) is therefore an upper bound.
 
     Args:
       length: Number of queries and keys, n.
@@ -190,7 +196,9 @@ def kept_memory(
       itemsize: Bytes of one element of the queries.
 
     Example:
-      >>> kept_memory(1024, 64, ElsaaConfig()).race_state  # 4 tables of 4 bits: 64 buckets of 65 floats
+      >>> from elsaa_jax import ElsaaConfig
+      >>> from elsaa_jax.theory import complexity
+      >>> complexity.kept_memory(1024, 64, ElsaaConfig()).race_state  # 4 tables of 4 bits: 64 buckets of 65 floats
       16640
     """
     check_int("length", length, 1)
@@ -234,19 +242,21 @@ def _plan_integers(n: int, group: int, config: SortLshConfig, is_causal: bool) -
 
 
 def keys_read(position: int, config: SortLshConfig) -> int:
-    """Computes how many keys the causal query at a position reads, which is what a decode step of the sparse branch reads.
+    """Computes how many keys the sparse branch reads for one causal query, which is the work of a decode step.
 
-    The query reads its stretch up to itself, and one block at each level of the causal split at which it stands in a
-    second half: (p mod N0) + 1 + sum over m = N0, 2 N0, 4 N0, ... <= p with odd floor(p / m) of (2 k + 1) min(s, m). That
-    is at most N0 + (2 k + 1) s log2(N / N0) keys. It is exact without neighbours if the block size divides N0, and an
-    upper bound otherwise.
+    The query reads its stretch up to itself, and one block with k neighbours on each side at each level of the causal
+    split at which it stands in a second half. So it reads (p mod N0) + 1 keys, and min((2 k + 1) s, m) for each
+    m = N0, 2 N0, 4 N0, ... <= p with odd floor(p / m). That is at most N0 + (2 k + 1) s log2(N / N0) keys. The count is
+    exact without neighbours if the block size divides N0, and an upper bound otherwise.
 
     Args:
       position: Position p of the query, from 0.
       config: Sparse branch; its `min_length` is a number.
 
     Example:
-      >>> [keys_read(p, SortLshConfig(block_size=64, min_length=256)) for p in (0, 255, 256, 65_535)]
+      >>> from elsaa_jax import SortLshConfig
+      >>> from elsaa_jax.theory import complexity
+      >>> [complexity.keys_read(p, SortLshConfig(block_size=64, min_length=256)) for p in (0, 255, 256, 65_535)]
       [1, 256, 65, 768]
     """
     check_int("position", position, 0)

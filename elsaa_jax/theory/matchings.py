@@ -28,7 +28,9 @@ def matching_size(support: Support) -> int:
       support: Boolean matrix, dense or SciPy sparse.
 
     Example:
-      >>> matching_size(np.array([[True, True, True], [True, False, False], [True, False, False]]))
+      >>> import numpy as np
+      >>> from elsaa_jax import theory
+      >>> theory.matching_size(np.array([[True, True, True], [True, False, False], [True, False, False]]))
       2
     """
     support = check_support(support)
@@ -48,7 +50,9 @@ def deficiency(support: Support) -> int:
       support: Boolean matrix, dense or SciPy sparse.
 
     Example:
-      >>> deficiency(np.array([[True, True, True], [True, False, False], [True, False, False]]))
+      >>> import numpy as np
+      >>> from elsaa_jax import theory
+      >>> theory.deficiency(np.array([[True, True, True], [True, False, False], [True, False, False]]))
       1
     """
     return int(support.shape[0]) - matching_size(support)

@@ -1,8 +1,8 @@
 """The attention of one head as a dense float64 matrix, which the layer applies to its values.
 
-The definitions are those of `elsaa_jax.reference`, which computes in float32; that is too coarse to count small singular
-values. An operator consists of its matrix and the logarithm of its mass. RACE has one ensemble here, and masses are sums
-over keys (`mass_scale="count"`).
+The definitions are those of `elsaa_jax.reference`, which computes in float32; that is too coarse to count small
+singular values. An operator consists of its matrix and the logarithm of its mass. RACE has one ensemble here, and
+masses are sums over keys (`mass_scale="count"`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def softmax_operator(query: np.ndarray, key: np.ndarray, support: Support, *, sc
       scale: Factor of the logits. None means H**-0.5.
 
     Example:
-      >>> operator = softmax_operator(np.zeros((1, 2)), np.ones((3, 2)), np.array([[True, True, False]]))
+      >>> import numpy as np
+      >>> from elsaa_jax import theory
+      >>> operator = theory.softmax_operator(np.zeros((1, 2)), np.ones((3, 2)), np.array([[True, True, False]]))
       >>> operator.matrix, np.exp(operator.log_mass)
       (array([[0.5, 0.5, 0. ]]), array([2.]))
     """
@@ -77,9 +79,11 @@ def race_operator(
       eps: Floor of the denominator.
 
     Example:
+      >>> import numpy as np
+      >>> from elsaa_jax import theory
       >>> query, key = np.random.default_rng(0).normal(size=(2, 20, 4))
-      >>> operator = race_operator(query, key, np.eye(4)[None, :2])
-      >>> int(np.linalg.matrix_rank(operator.matrix)), race_rank(num_tables=1, num_bits=2)
+      >>> operator = theory.race_operator(query, key, np.eye(4)[None, :2])
+      >>> int(np.linalg.matrix_rank(operator.matrix)), theory.race_rank(num_tables=1, num_bits=2)
       (4, 4)
     """
     kernel = _soft_codes(query, planes, beta) @ _soft_codes(key, planes, beta).T / len(planes)
@@ -94,15 +98,16 @@ def race_operator(
 def race_rank(num_tables: int, num_bits: int) -> int:
     """Computes L (2^P - 1) + 1, the largest rank of non-causal RACE attention.
 
-    M ensembles of L tables each average their outputs, so their rank is at most the sum: M (L (2^P - 1) + 1). The vector
-    of ones lies in the column space of every ensemble, which leaves `race_rank(M * L, P)`, M L (2^P - 1) + 1.
+    For M ensembles of L tables each, use `race_rank(M * L, P)`. Their outputs are averaged, so the rank is at most the
+    sum M (L (2^P - 1) + 1), and the vector of ones lies in all M column spaces, which leaves M L (2^P - 1) + 1.
 
     Args:
       num_tables: Number of tables L, or M * L for M ensembles.
       num_bits: Bits of each table, P.
 
     Example:
-      >>> race_rank(num_tables=4, num_bits=4)
+      >>> from elsaa_jax import theory
+      >>> theory.race_rank(num_tables=4, num_bits=4)
       61
     """
     check_int("num_tables", num_tables, 1)
@@ -132,9 +137,11 @@ def fused_operator(
       eps: Floor of the multiplier's denominator.
 
     Example:
-      >>> sparse = Operator(np.array([[1.0, 0.0]]), np.log([3.0]))
-      >>> low_rank = Operator(np.array([[0.5, 0.5]]), np.log([1.0]))
-      >>> fused_operator(sparse, low_rank, kind="convex", eps=0.0)
+      >>> import numpy as np
+      >>> from elsaa_jax import theory
+      >>> sparse = theory.Operator(np.array([[1.0, 0.0]]), np.log([3.0]))
+      >>> low_rank = theory.Operator(np.array([[0.5, 0.5]]), np.log([1.0]))
+      >>> theory.fused_operator(sparse, low_rank, kind="convex", eps=0.0)
       array([[0.875, 0.125]])
     """
     check_choice("kind", kind, FUSION_KINDS)
@@ -148,14 +155,14 @@ def fused_operator(
         log_sparse, log_low_rank, log_eps = log_sparse + log_gate_sparse, log_low_rank + log_gate_low_rank, -np.inf
     total = np.logaddexp(np.logaddexp(log_sparse, log_low_rank), log_eps)
     share = _share(log_sparse, total)
+    ones = np.ones_like(share)
     weights = {
-        "elsaa": (gate_sparse * share, gate_low_rank),
+        "elsaa": (gate_sparse * share, gate_low_rank * ones),
         "convex": (gate_sparse * share, gate_low_rank * (1 - share)),
-        "sum": (gate_sparse, gate_low_rank),
+        "sum": (gate_sparse * ones, gate_low_rank * ones),
         "lse": (share, _share(log_low_rank, total)),
     }[kind]
-    first, second = (np.reshape(w, (-1, 1)) * x.matrix for w, x in zip(weights, (sparse, low_rank), strict=True))
-    return first + second
+    return weights[0][:, None] * sparse.matrix + weights[1][:, None] * low_rank.matrix
 
 
 def _share(log_part: np.ndarray, log_total: np.ndarray) -> np.ndarray:

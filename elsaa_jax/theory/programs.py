@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 # Operations whose work a traced program does not show.
 OPAQUE = ("pure_callback", "io_callback", "ffi_call", "triton_kernel_call")
@@ -28,7 +27,9 @@ def count_multiply_adds(function: Callable[..., Any], *arguments: Any) -> int:
       *arguments: Arrays, or `jax.ShapeDtypeStruct`.
 
     Example:
-      >>> count_multiply_adds(lambda x, y: x @ y, np.ones((3, 5)), np.ones((5, 7)))
+      >>> import jax.numpy as jnp
+      >>> from elsaa_jax.theory import complexity
+      >>> complexity.count_multiply_adds(lambda x, y: x @ y, jnp.ones((3, 5)), jnp.ones((5, 7)))
       105
     """
     return _count(jax.make_jaxpr(function)(*arguments), {"dot_general": _product}, refuse=True)
@@ -42,7 +43,9 @@ def count_sorted_tokens(function: Callable[..., Any], *arguments: Any) -> int:
       *arguments: Arrays, or `jax.ShapeDtypeStruct`.
 
     Example:
-      >>> count_sorted_tokens(jax.numpy.sort, np.ones((3, 5)))
+      >>> import jax.numpy as jnp
+      >>> from elsaa_jax.theory import complexity
+      >>> complexity.count_sorted_tokens(jnp.sort, jnp.ones((3, 5)))
       15
     """
     return _count(jax.make_jaxpr(function)(*arguments), {"sort": _sorted}, refuse=False)
@@ -56,7 +59,9 @@ def count_kept_bytes(function: Callable[..., Any], *arguments: Any) -> int:
       *arguments: Arrays, or `jax.ShapeDtypeStruct`, with respect to which it is differentiated.
 
     Example:
-      >>> count_kept_bytes(lambda x, y: x * y, np.ones(3, np.float32), np.ones(3, np.float32))
+      >>> import jax.numpy as jnp
+      >>> from elsaa_jax.theory import complexity
+      >>> complexity.count_kept_bytes(lambda x, y: x * y, jnp.ones(3, jnp.float32), jnp.ones(3, jnp.float32))
       24
     """
     kept = jax.eval_shape(lambda *arrays: jax.vjp(function, *arrays)[1], *arguments)
@@ -73,10 +78,13 @@ def count_temporary_bytes(function: Callable[..., Any], *arguments: Any) -> int:
       *arguments: Arrays, or `jax.ShapeDtypeStruct`.
 
     Example:
-      >>> count_temporary_bytes(lambda x: x + 1, np.ones(3, np.float32))
+      >>> import jax.numpy as jnp
+      >>> from elsaa_jax.theory import complexity
+      >>> complexity.count_temporary_bytes(lambda x: x + 1, jnp.ones(3, jnp.float32))
       0
     """
-    return int(jax.jit(function).lower(*arguments).compile().memory_analysis().temp_size_in_bytes)
+    analysis: Any = jax.jit(function).lower(*arguments).compile().memory_analysis()
+    return int(analysis.temp_size_in_bytes)
 
 
 def count_parameters(parameters: Any) -> int:
@@ -86,7 +94,9 @@ def count_parameters(parameters: Any) -> int:
       parameters: Tree of arrays, or of `jax.ShapeDtypeStruct`.
 
     Example:
-      >>> count_parameters({"kernel": np.ones((4, 5)), "bias": np.ones(5)})
+      >>> import jax.numpy as jnp
+      >>> from elsaa_jax.theory import complexity
+      >>> complexity.count_parameters({"kernel": jnp.ones((4, 5)), "bias": jnp.ones(5)})
       25
     """
     return sum(math.prod(x.shape) for x in jax.tree.leaves(parameters))

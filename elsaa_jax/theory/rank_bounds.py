@@ -1,13 +1,13 @@
 """Bounds on the probability that sparse plus low-rank attention lacks full rank (section 4 and appendix B).
 
-Full rank fails if the support has deficiency above r. By Hall's theorem that means: some a rows have no edge into some h
-columns, with a, h >= R and a + h >= n + R, where R = r + 1. Such pairs of sizes (a, h) are called admissible here.
+Full rank fails if the support has deficiency above r. By Hall's theorem that means: some a rows have no edge into some
+h columns, with a, h >= R and a + h >= n + R, where R = r + 1. Such pairs of sizes (a, h) are called admissible here.
 With r >= n there are none, and every bound is 0. Logarithms are natural.
 """
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
 from collections.abc import Iterator
 
@@ -48,7 +48,9 @@ def delta_exact(probability: np.ndarray, r: int) -> float:
       r: Rank of the low-rank part BA.
 
     Example:
-      >>> round(delta_exact(np.full((4, 4), 0.9), r=0), 4)
+      >>> import numpy as np
+      >>> from elsaa_jax import theory
+      >>> round(theory.delta_exact(np.full((4, 4), 0.9), r=0), 4)
       0.4494
     """
     probability = _check_probability(probability)
@@ -87,7 +89,9 @@ def log_delta_bound(probability: np.ndarray, r: int) -> float:
       log of an upper bound of Delta_r, or -inf if r >= n.
 
     Example:
-      >>> round(log_delta_bound(np.ones((800, 800)), r=0), 1)
+      >>> import numpy as np
+      >>> from elsaa_jax import theory
+      >>> round(theory.log_delta_bound(np.ones((800, 800)), r=0), 1)
       -792.6
     """
     masses = least_masses(probability)
@@ -112,8 +116,10 @@ def delta_bound(probability: np.ndarray, r: int) -> float:
       r: Rank of the low-rank part BA.
 
     Example:
+      >>> import numpy as np
+      >>> from elsaa_jax import theory
       >>> q = np.full((4, 4), 0.9)
-      >>> bool(np.isclose(delta_bound(q, r=0), delta_exact(q, r=0)))
+      >>> bool(np.isclose(theory.delta_bound(q, r=0), theory.delta_exact(q, r=0)))
       True
     """
     return exp_up(log_delta_bound(probability, r))
@@ -131,15 +137,13 @@ def log_delta_of_density(n: int, r: int, density: float) -> float:
       log Delta_r, or -inf if r >= n.
 
     Example:
-      >>> round(log_delta_of_density(65_536, r=61, density=0.001), 1)
+      >>> from elsaa_jax import theory
+      >>> round(theory.log_delta_of_density(65_536, r=61, density=0.001), 1)
       -3571.8
     """
     n, r = check_sizes(n, r)
     check_number("density", density, 0.0, 1.0)
-    total = -math.inf
-    for total in itertools.accumulate(diagonal_sums(n, r, float(density)), np.logaddexp):
-        pass
-    return float(total)
+    return float(functools.reduce(np.logaddexp, diagonal_sums(n, r, float(density)), -math.inf))
 
 
 def delta_of_density(n: int, r: int, density: float) -> float:
@@ -155,24 +159,26 @@ def delta_of_density(n: int, r: int, density: float) -> float:
       density: Probability of every edge.
 
     Example:
-      >>> round(delta_of_density(1024, r=0, density=0.02), 6)
+      >>> from elsaa_jax import theory
+      >>> round(theory.delta_of_density(1024, r=0, density=0.02), 6)
       3e-06
     """
     return exp_up(log_delta_of_density(n, r, density))
 
 
 def diagonal_sums(n: int, r: int, density: float) -> Iterator[float]:
-    """Yields the logarithms of the sums along the diagonals a + h = n + R + k for k = 0, 1, ... until the rest vanishes.
+    """Yields log D_k, the sums along the diagonals a + h = n + R + k for k = 0, 1, ..., until the rest vanishes.
 
-    With D_k the sum along diagonal k and T(a, h) = C(n, a) C(n, h) exp(-density a h),
+    The terms T(a, h) = C(n, a) C(n, h) exp(-density a h) obey
 
         (a + h) T(a, h) = (n - a + 1) exp(-density h) T(a - 1, h) + (n - h + 1) exp(-density a) T(a, h - 1).
 
     A cell (a, h) of diagonal k therefore enters D_{k+1} with the weight
     ((n - a) exp(-density h) + (n - h) exp(-density a)) / (n + R + k + 1). With i = n - h and j = n - a, whose sum is
-    n - R - k, the numerator is exp(-density (R + k)) (i exp(-density i) + j exp(-density j)), and the bracket is at most
-    min(n - R - k, 2 / (e density)). So D_{k+1} <= g_k D_k with a factor g_k < 1 that falls with k, and all diagonals
-    after k sum to at most D_k g_k / (1 - g_k). The loop ends when that is below the rounding error of the total.
+    n - R - k, the numerator is exp(-density (R + k)) (i exp(-density i) + j exp(-density j)), and the last bracket is
+    at most min(n - R - k, 2 / (e density)). So D_{k+1} <= g_k D_k with a factor g_k < 1 that falls with k, and all
+    diagonals after k sum to at most D_k g_k / (1 - g_k). The loop ends when that is below the rounding error of the
+    total.
 
     Args:
       n: Length of the input.

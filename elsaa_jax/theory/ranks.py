@@ -26,9 +26,11 @@ def generic_rank(support: Support, r: int, *, normalized_sum: bool = False) -> i
       normalized_sum: Whether the matrix is such a sum of two branches with constant weights.
 
     Example:
+      >>> import numpy as np
+      >>> from elsaa_jax import theory
       >>> support = np.zeros((5, 5), bool)
       >>> support[:, 0] = True
-      >>> generic_rank(support, r=2), generic_rank(support, r=2, normalized_sum=True)
+      >>> theory.generic_rank(support, r=2), theory.generic_rank(support, r=2, normalized_sum=True)
       (3, 2)
     """
     check_int("r", r, 0)
@@ -48,9 +50,11 @@ def generic_matrix(rng: np.random.Generator, support: Support, r: int) -> np.nda
       r: Rank of the low-rank part.
 
     Example:
+      >>> import numpy as np
+      >>> from elsaa_jax import theory
       >>> support = np.eye(4, dtype=bool)
       >>> support[2:] = False
-      >>> numerical_rank(generic_matrix(np.random.default_rng(0), support, r=1))
+      >>> theory.numerical_rank(theory.generic_matrix(np.random.default_rng(0), support, r=1))
       3
     """
     check_int("r", r, 0)
@@ -69,7 +73,9 @@ def numerical_rank(matrix: np.ndarray, relative_tolerance: float | None = None) 
         error of the float64 singular values themselves.
 
     Example:
-      >>> numerical_rank(np.ones((3, 5)))
+      >>> import numpy as np
+      >>> from elsaa_jax import theory
+      >>> theory.numerical_rank(np.ones((3, 5)))
       1
     """
     matrix = np.asarray(matrix, np.float64)

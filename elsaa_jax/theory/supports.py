@@ -28,7 +28,9 @@ def independent_support(rng: np.random.Generator, probability: np.ndarray) -> np
       probability: Edge probabilities q, (..., n, n). Leading axes give as many supports.
 
     Example:
-      >>> independent_support(np.random.default_rng(0), np.full((2, 3), 1.0)).sum()
+      >>> import numpy as np
+      >>> from elsaa_jax import theory
+      >>> theory.independent_support(np.random.default_rng(0), np.full((2, 3), 1.0)).sum()
       np.int64(6)
     """
     probability = check_unit("probability", probability)
@@ -50,7 +52,9 @@ def with_safety(rng: np.random.Generator, support: Support, density: float) -> S
       The union, dense if the support is dense and a CSR array otherwise.
 
     Example:
-      >>> union = with_safety(np.random.default_rng(0), np.eye(100, dtype=bool), density=0.5)
+      >>> import numpy as np
+      >>> from elsaa_jax import theory
+      >>> union = theory.with_safety(np.random.default_rng(0), np.eye(100, dtype=bool), density=0.5)
       >>> bool(union.diagonal().all()), bool(0.4 < union.mean() < 0.6)
       (True, True)
     """
@@ -91,8 +95,10 @@ def sort_lsh_support(
       The support, (T, S) bool.
 
     Example:
+      >>> import numpy as np
+      >>> from elsaa_jax import theory
       >>> query, key = np.random.default_rng(0).normal(size=(2, 4096, 8))
-      >>> support = sort_lsh_support(query, key, np.eye(8)[:5], sparse=True, block_size=64)
+      >>> support = theory.sort_lsh_support(query, key, np.eye(8)[:5], sparse=True, block_size=64)
       >>> support.shape, support.nnz  # Every query reads one block of 64 keys.
       ((4096, 4096), 262144)
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import numbers
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,7 +29,8 @@ def density_threshold(n: int, r: int, c: float = 1.0) -> float:
       c: Exponent of the failure probability n^-c.
 
     Example:
-      >>> round(density_threshold(65_536, r=61), 6)
+      >>> from elsaa_jax import theory
+      >>> round(theory.density_threshold(65_536, r=61), 6)
       0.00098
     """
     n, r = check_sizes(n, r)
@@ -53,7 +54,8 @@ def smallest_density(n: int, r: int, failure: float) -> float:
       The density, or inf if even a density of 1 fails too often.
 
     Example:
-      >>> round(smallest_density(1024, r=0, failure=1 / 1024), 4)
+      >>> from elsaa_jax import theory
+      >>> round(theory.smallest_density(1024, r=0, failure=1 / 1024), 4)
       0.0144
     """
     n, r = check_sizes(n, r)
@@ -88,7 +90,8 @@ def tables_needed(least_similarity: float, num_bits: float, density: float) -> f
       L as a float. It is inf if no number is enough, or if the number is too large for a float.
 
     Example:
-      >>> tables_needed(0.3, num_bits=2, density=0.4)
+      >>> from elsaa_jax import theory
+      >>> theory.tables_needed(0.3, num_bits=2, density=0.4)
       6.0
     """
     check_number("least_similarity", least_similarity, 0.0, 1.0)
@@ -118,8 +121,9 @@ def isotropic_threshold(
     beta = sqrt((log C(n, a) + log C(n, h) + log(n^2 / delta)) / (2 a h)).
     If the q_ij are independent with a mean of Theta or more, full rank fails with probability at most delta + n^-c.
 
-    The maximum lies on the edge a + h = n + R: log C(n, h) is concave in h and 0 at h = 0, so log C(n, h) / h falls with
-    h, and so does a constant over h. Hence tau and beta fall with h for each a. For large n only the edge is searched.
+    The maximum lies on the edge a + h = n + R: log C(n, h) is concave in h and 0 at h = 0, so log C(n, h) / h falls
+    with h, and so does a constant over h. Hence tau and beta fall with h for each a. For large n only the edge is
+    searched.
 
     Args:
       n: Length of the input.
@@ -132,7 +136,8 @@ def isotropic_threshold(
       Theta, or 0 if r >= n.
 
     Example:
-      >>> round(isotropic_threshold(65_536, r=61), 4)
+      >>> from elsaa_jax import theory
+      >>> round(theory.isotropic_threshold(65_536, r=61), 4)
       0.0097
     """
     n, r = check_sizes(n, r)
@@ -169,7 +174,8 @@ def safety_edges(n: int, r: int, c: float = 1.0) -> float:
       c: Exponent of the failure probability n^-c.
 
     Example:
-      >>> round(safety_edges(65_536, r=0))
+      >>> from elsaa_jax import theory
+      >>> round(theory.safety_edges(65_536, r=0))
       8519280
     """
     n, r = check_sizes(n, r)
@@ -217,7 +223,8 @@ def certify(
       slack: Amount eps_iso by which q_iso may exceed the true mean. `isotropic_mean` gives the true mean.
 
     Example:
-      >>> certificate = certify(65_536, num_tables=4, num_bits=4, r=61)
+      >>> from elsaa_jax import theory
+      >>> certificate = theory.certify(65_536, num_tables=4, num_bits=4, r=61)
       >>> certificate.certified, round(certificate.confidence, 3), round(certificate.edges_per_query)
       (True, 0.99, 14911)
     """
@@ -238,6 +245,7 @@ def certify(
     )
 
 
-def _check_delta(delta: float) -> None:
-    if not isinstance(delta, numbers.Real) or isinstance(delta, bool) or not 0 < delta < 1:
+def _check_delta(delta: Any) -> None:
+    is_number = isinstance(delta, numbers.Real) and not isinstance(delta, bool)
+    if not is_number or not 0 < delta < 1:
         raise ValueError(f"delta is {delta!r}; it must be a number above 0 and below 1")
