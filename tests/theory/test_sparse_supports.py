@@ -46,6 +46,36 @@ def test_sorted_search_gives_the_definition(num_queries, num_keys, pairing, is_c
             np.testing.assert_array_equal(found.toarray(), expected, err_msg=str(sizes))
 
 
+def keys_of_a_bucket(rank, key_ranks, turn, num_turns, block_size):
+    """The keys that a query reads, key by key: the block of its place among the sorted keys."""
+    keys = sorted(range(len(key_ranks)), key=lambda j: key_ranks[j])
+    low, high = sum(x < rank for x in key_ranks), sum(x <= rank for x in key_ranks)
+    block = min(low + (high - low) * (2 * turn + 1) // (2 * num_turns), len(keys) - 1) // block_size
+    return keys[block * block_size : (block + 1) * block_size]
+
+
+@pytest.mark.parametrize(("n", "base", "block_size"), [(75, 7, 3), (100, 11, 16), (61, 1, 2)])
+def test_buckets_at_odd_lengths(n, base, block_size):
+    """The rule in integers, for halves that are no powers of two."""
+    query, key, planes = tokens(7, n, n, bits=3)
+    ranks = [list(reference.gray_rank(reference.hard_codes(x, planes), 3)) for x in (query, key)]
+    full, causal = np.zeros((2, n, n), bool)
+    for i in range(n):
+        full[i, keys_of_a_bucket(ranks[0][i], ranks[1], i, n, block_size)] = True
+        causal[i, i // base * base : i + 1] = True
+        half = base
+        while half < n:
+            if i // half % 2:
+                start = i // (2 * half) * 2 * half
+                past = keys_of_a_bucket(ranks[0][i], ranks[1][start : start + half], i % half, half, block_size)
+                causal[i, start + np.array(past)] = True
+            half *= 2
+    options = {"block_size": block_size, "pairing": "bucket", "sparse": True}
+    np.testing.assert_array_equal(theory.sort_lsh_support(query, key, planes, **options).toarray(), full)
+    found = theory.sort_lsh_support(query, key, planes, min_length=base, is_causal=True, **options)
+    np.testing.assert_array_equal(found.toarray(), causal)
+
+
 @pytest.mark.parametrize(("half", "bucket"), [(3, 5), (1000, 1000), (65_536, 65_535)])
 def test_places_in_a_bucket_are_exact(half, bucket):
     """floor((hi - lo) (2 i + 1) / (2 m)) in integers, for the first, middle and last query of a half."""
