@@ -59,7 +59,7 @@ def deficiency(support: Support) -> int:
 
 
 def _has_full_diagonal(support: csr_array) -> bool:
-    """Whether each of the last min(T, S) rows has the column at its own position, counted from the end."""
+    """Tells whether every row has the column at its own position, counted from the end."""
     rows, columns = support.shape
     return rows <= columns and bool(support.diagonal(columns - rows).all())
 

@@ -140,7 +140,8 @@ def _sparse_bernoulli(rng: np.random.Generator, shape: tuple[int, int], density:
     cells, last, found = rows * columns, -1, []
     while density > 0 and last < cells:
         number = int(1.1 * density * (cells - last)) + 100
-        places = last + np.cumsum(rng.geometric(density, min(number, 1 << 22)))
+        gaps = rng.geometric(density, min(number, 1 << 22))
+        places = last + np.cumsum(np.minimum(gaps, cells + 1))  # A sum of larger gaps would overflow.
         found.append(places)
         last = int(places[-1])
     places = np.concatenate([np.zeros(0, np.int64), *found])

@@ -159,6 +159,8 @@ def test_safety_of_a_sparse_support():
         assert np.abs(means - 0.05).max() < 5 * np.sqrt(0.05 * 0.95 / (50 * 199))
     assert theory.with_safety(rng, support, 0.0).nnz == 200
     assert theory.with_safety(rng, support, 3.0).nnz == 200**2
+    for _ in range(20):  # Gaps between edges as large as an integer can be.
+        assert theory.with_safety(rng, support, 1e-18).nnz == 200
 
 
 def test_long_supports_have_the_edges_of_the_formula():
