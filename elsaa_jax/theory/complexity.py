@@ -1,15 +1,16 @@
-"""How much work attention is: by the paper's formulas, and counted from the plans and programs of the library.
+"""The work of attention: interactions by the paper's formulas, and counted from the plans of the library.
 
 An interaction is a query that reads one key, or one bucket. It costs 2 H multiply-adds: H for a logit (or for writing a
-value into a bucket) and H for the weighted value (or for reading it). So counts of interactions and of multiply-adds
-can be compared: those of a program divided by 2 H are its interactions.
+value into a bucket) and H for the weighted value (or for reading it). So the multiply-adds of a program divided by 2 H
+can be compared with counts of interactions.
+
+The formulas for parameters, hashing, sorting and memory are in `elsaa_jax.theory.costs`, and the counts from traced
+programs in `elsaa_jax.theory.programs`. All of them can be imported from here.
 """
 
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -23,11 +24,52 @@ from elsaa_jax.sparse.call import SparseCall
 from elsaa_jax.sparse.full import full_plan
 from elsaa_jax.sparse.levels import causal_plan
 from elsaa_jax.sparse.sort_lsh import gray_ranks, make_sparse
+from elsaa_jax.theory.costs import (
+    Hashing,
+    Memory,
+    Parameters,
+    hashing_work,
+    kept_memory,
+    keys_read,
+    layer_parameters,
+)
+from elsaa_jax.theory.programs import (
+    count_kept_bytes,
+    count_multiply_adds,
+    count_parameters,
+    count_sorted_tokens,
+    count_temporary_bytes,
+)
 from elsaa_jax.types import Array, TilePlan
+
+__all__ = [
+    "Hashing",
+    "Interactions",
+    "Memory",
+    "Parameters",
+    "Scores",
+    "count_kept_bytes",
+    "count_multiply_adds",
+    "count_parameters",
+    "count_scores",
+    "count_sorted_tokens",
+    "count_temporary_bytes",
+    "hashing_work",
+    "kept_memory",
+    "keys_read",
+    "layer_parameters",
+    "paper_interactions",
+]
 
 
 class Interactions(NamedTuple):
-    """Interactions of one head by the paper's section on complexity: exact N^2, sparse N (2r + 1) s, RACE N L 2^P."""
+    """Interactions of one head by the paper's section on complexity.
+
+    Attributes:
+      exact: N^2, of exact attention.
+      sparse: N (2 r + 1) s, with blocks of s keys and r neighbours on each side.
+      low_rank: N M L 2^P, of RACE.
+    """
 
     exact: int
     sparse: int
@@ -35,13 +77,28 @@ class Interactions(NamedTuple):
 
     @property
     def elsaa(self) -> int:
-        """Those of both branches."""
+        """Interactions of both branches."""
         return self.sparse + self.low_rank
 
 
 def paper_interactions(length: int, race: RaceConfig, sparse: SortLshConfig) -> Interactions:
-    """The paper's counts, for attention that is not causal."""
+    """Computes the paper's numbers of interactions for non-causal attention of one head.
+
+    Args:
+      length: Number of tokens, N.
+      race: Low-rank branch.
+      sparse: Sparse branch.
+
+    Example:
+      >>> from elsaa_jax import RaceConfig, SortLshConfig
+      >>> from elsaa_jax.theory import complexity
+      >>> race, sparse = RaceConfig(num_tables=4, num_bits=4), SortLshConfig(block_size=256)
+      >>> counts = complexity.paper_interactions(32_000, race, sparse)
+      >>> counts.elsaa, counts.elsaa / counts.exact
+      (10240000, 0.01)
+    """
     check_int("length", length, 1)
+    length = int(length)
     width = (2 * sparse.num_neighbors + 1) * sparse.block_size
     return Interactions(length**2, length * width, length * race.total_tables * 2**race.num_bits)
 
@@ -50,8 +107,9 @@ class Scores(NamedTuple):
     """Pairs of a query and a key in the sparse branch of one head.
 
     Attributes:
-      attended: pairs that enter the softmax.
-      in_tiles: entries of the tiles that hold a query, those that pad them included; exact stretches are not counted.
+      attended: Pairs that enter the softmax.
+      in_tiles: Entries of the tiles that hold a query, including those that pad them. The exact stretches of the causal
+        split are not included.
     """
 
     attended: int
@@ -59,14 +117,23 @@ class Scores(NamedTuple):
 
 
 def count_scores(query: Array, key: Array, planes: Array, config: SortLshConfig, *, is_causal: bool = False) -> Scores:
-    """The sparse branch's pairs, counted from the plan that `sort_lsh_attention` follows for these arrays.
+    """Counts the pairs of the sparse branch from the plan that `sort_lsh_attention` follows for these arrays.
 
     Args:
-      query: (1, T, 1, H).
-      key: (1, S, 1, H).
-      planes: (P, H).
-      config: of the branch; its `num_bits` is that of the planes.
-      is_causal: counts the stretches and every level of the causal split.
+      query: Queries of one head, (1, T, 1, H).
+      key: Keys of one head, (1, S, 1, H).
+      planes: Hash planes, (P, H).
+      config: Sparse branch. Its `num_bits` is not used: the planes have their own number.
+      is_causal: Whether attention is causal. The stretches and every level of the causal split are counted then.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jax
+      >>> from elsaa_jax import SortLshConfig
+      >>> from elsaa_jax.theory import complexity
+      >>> tokens = jax.random.normal(jax.random.key(0), (1, 64, 1, 8))
+      >>> complexity.count_scores(tokens, tokens, jnp.eye(8)[:3], SortLshConfig(block_size=16)).attended
+      1024
     """
     for name, x in (("query", query), ("key", key)):
         if x.ndim != 4 or x.shape[0] != 1 or x.shape[2] != 1:
@@ -92,7 +159,7 @@ def _plan(call: SparseCall, *arguments: Any) -> TilePlan:
 
 
 def _scores_of_plan(plan: TilePlan, num_queries: int, num_keys: int) -> Scores:
-    """Counts of a plan of one head; an index past the end is no row, and no block."""
+    """Counts the pairs of a plan of one head. An index past the end is padding."""
     queries = np.sum(np.asarray(plan.query_rows) < num_queries, axis=-1, dtype=np.int64)
     keys = np.sum(np.asarray(plan.key_rows) < num_keys, axis=-1, dtype=np.int64)
     if plan.blocks is not None:
@@ -102,47 +169,3 @@ def _scores_of_plan(plan: TilePlan, num_queries: int, num_keys: int) -> Scores:
     width = plan.key_rows.shape[-1] * (1 if plan.blocks is None else plan.blocks.shape[-1])
     in_tiles = int(np.count_nonzero(queries)) * plan.query_rows.shape[-1] * width
     return Scores(int(np.sum(queries * keys)), in_tiles)
-
-
-def count_multiply_adds(function: Callable[..., Any], *arguments: Any) -> int:
-    """Multiply-adds of all matrix products in the traced program of `function`; nothing is run.
-
-    Loops count as often as they run; of two branches the dearer one counts. A loop whose length depends on data is
-    refused: its work cannot be read from the program.
-
-    Args:
-      function: of arrays.
-      *arguments: arrays, or `jax.ShapeDtypeStruct`.
-    """
-    return _products(jax.make_jaxpr(function)(*arguments))
-
-
-def _products(program: Any) -> int:
-    total = 0
-    for equation in program.eqns:
-        if equation.primitive.name == "dot_general":
-            total += _product(equation)
-            continue
-        inner = [_products(program) for program in _programs(equation.params)]
-        match equation.primitive.name:
-            case "while" if any(inner):
-                raise ValueError("the program has a loop whose length depends on data; its work cannot be counted")
-            case "cond":
-                total += max(inner)
-            case "scan":
-                total += equation.params["length"] * sum(inner)
-            case _:
-                total += sum(inner)
-    return total
-
-
-def _programs(params: dict[str, Any]) -> list[Any]:
-    """The programs within an operation: bodies of loops, branches, inner functions."""
-    return [x for x in jax.tree.leaves(params) if hasattr(x, "eqns")]
-
-
-def _product(equation: Any) -> int:
-    """Batch x rows x columns x contracted of a dot_general."""
-    (contracted, _), _ = equation.params["dimension_numbers"]
-    left = equation.invars[0].aval.shape
-    return math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)

@@ -1,9 +1,9 @@
 """Bias and variance of fused attention against exact attention, over the entropy of the attention.
 
-The question that the paper leaves to future work. Queries, keys and values are fixed; what is random is the hash: the
-bias of an output is the distance of its mean over draws of the planes from exact attention, its variance the spread
-round that mean. Both are divided by the mean square of the exact output. A temperature multiplies the queries: the
-hotter, the sharper the attention.
+The paper leaves this question to future work. Queries, keys and values are fixed, and the hash planes are random. The
+bias of an output is the squared distance of its mean over draws of the planes from exact attention; its variance is the
+spread around that mean. Both are divided by the mean square of the exact output. A factor called the temperature
+multiplies the queries: the larger it is, the sharper the attention.
 """
 
 from __future__ import annotations
@@ -28,7 +28,18 @@ LAMBDAS = tuple(4.0**power for power in range(-4, 13))
 
 
 class Setting(NamedTuple):
-    """Sizes of the experiment, and how alike a query and its key are (their cosine, about)."""
+    """Sizes of the experiment.
+
+    Attributes:
+      length: Number of tokens.
+      head_dim: Head dimension.
+      block_size: Keys of a block of the sparse branch.
+      num_bits: Bits of the hash of the sparse branch.
+      race_tables: Tables of the low-rank branch.
+      race_bits: Bits of each table.
+      draws: Draws of the hash planes for each set of tokens.
+      similarity: Approximate cosine of a query and its key.
+    """
 
     length: int = 1024
     head_dim: int = 32
@@ -41,18 +52,27 @@ class Setting(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """One set of tokens, (n, H) each, and exact attention of it."""
+    """One set of tokens with its exact attention.
+
+    Attributes:
+      query: Queries, (n, H).
+      key: Keys, (n, H).
+      value: Values, (n, H).
+      out: Output of exact attention, (n, H).
+      log_mass: Logarithm of its denominators, (n,).
+      entropy: Mean entropy of a row of the attention, in nats.
+    """
 
     query: np.ndarray
     key: np.ndarray
     value: np.ndarray
     out: np.ndarray
     log_mass: np.ndarray
-    entropy: float  # of a row of the attention, in nats, the mean
+    entropy: float
 
 
 def make_problem(setting: Setting, temperature: float, seed: int) -> Problem:
-    """Normal tokens; query i is `temperature` times a mixture of key i and noise."""
+    """Draws normal tokens. Query i is `temperature` times a mixture of key i and noise."""
     rng = np.random.default_rng([seed, 6])
     key, value, noise = rng.normal(size=(3, setting.length, setting.head_dim))
     mixed = setting.similarity * key + np.sqrt(1 - setting.similarity**2) * noise
@@ -66,7 +86,7 @@ def make_problem(setting: Setting, temperature: float, seed: int) -> Problem:
 
 @functools.partial(jax.jit, static_argnums=0)
 def run_branches(setting: Setting, rng: Array, tokens: Array) -> tuple[BranchOutput, BranchOutput]:
-    """Both branches for `draws` draws of the planes, which stand in the axis of the heads."""
+    """Runs both branches for `draws` draws of the planes, which take the place of the heads."""
     draws = setting.draws
     query, key, value = (jnp.repeat(x[None, :, None], draws, axis=2) for x in tokens)
     race_rng, lsh_rng = jax.random.split(rng)
@@ -79,12 +99,18 @@ def run_branches(setting: Setting, rng: Array, tokens: Array) -> tuple[BranchOut
 
 @functools.partial(jax.jit, static_argnames="kind")
 def fuse(sparse: BranchOutput, low_rank: BranchOutput, lam: Array, kind: FusionKind) -> Array:
-    """`elsaa_jax.fuse` with gates 1."""
+    """Fuses the branches by `elsaa_jax.fuse` with gates 1."""
     return elsaa_jax.fuse(sparse, low_rank, lam=lam, kind=kind)
 
 
 class Error(NamedTuple):
-    """Relative squared error, and its parts: error = bias + variance."""
+    """Relative squared error, which is the sum of its bias and its variance.
+
+    Attributes:
+      error: Mean squared difference from exact attention, relative to the mean square of exact attention.
+      bias: Part of the error that remains in the mean over draws.
+      variance: Part of the error that varies between draws.
+    """
 
     error: float
     bias: float
@@ -92,9 +118,9 @@ class Error(NamedTuple):
 
 
 def error_of(outputs: np.ndarray, exact: np.ndarray) -> Error:
-    """Error of outputs (draws, n, H) against exact (n, H).
+    """Computes the error of outputs (draws, n, H) against exact attention (n, H).
 
-    The squared distance of the mean over D draws from the truth is too large by variance / D on average, which is
+    The squared distance of the mean over D draws from the truth is too large by variance / D on average. This is
     subtracted from the bias, so that neither part depends on the number of draws.
     """
     outputs = np.asarray(outputs, np.float64)
@@ -106,14 +132,14 @@ def error_of(outputs: np.ndarray, exact: np.ndarray) -> Error:
 
 
 def fitted_gates(first: np.ndarray, second: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """The two numbers g for which g_1 first + g_2 second is nearest to exact; returns that sum."""
+    """Returns g_1 first + g_2 second for the two numbers g that bring it nearest to exact attention."""
     columns = np.stack([first.ravel(), second.ravel()], axis=1)
     gates, *_ = np.linalg.lstsq(columns, np.broadcast_to(exact, first.shape).ravel(), rcond=None)
     return gates[0] * first + gates[1] * second
 
 
 def measure(setting: Setting, temperature: float, seed: int) -> dict[str, Any]:
-    """The errors of all estimators of one problem, and what explains them."""
+    """Measures the errors of all estimators for one set of tokens, and the quantities that explain them."""
     problem = make_problem(setting, temperature, seed)
     tokens = jnp.asarray(np.stack(problem[:3]), jnp.float32)
     sparse, low_rank = run_branches(setting, jax.random.key(seed), tokens)
@@ -132,7 +158,7 @@ def measure(setting: Setting, temperature: float, seed: int) -> dict[str, Any]:
     errors["sum, fitted gates"] = error_of(fitted_gates(first, second, problem.out), problem.out)
     scaled = multiplier[..., None] * first
     errors["elsaa, fitted gates"] = error_of(fitted_gates(scaled, second, problem.out), problem.out)
-    # The weight that m estimates: with the mass of exact attention, known here, and lambda d_lr the mass of the rest.
+    # The weight that m estimates, from the mass of exact attention, which is known here.
     share = coverage[..., None]
     errors["convex, true share"] = error_of(share * first + (1 - share) * second, problem.out)
     by_lambda = {lam: fused("lse", lam) for lam in LAMBDAS}
@@ -143,7 +169,7 @@ def measure(setting: Setting, temperature: float, seed: int) -> dict[str, Any]:
 
 
 def error_rows(setting: Setting, temperatures: Sequence[float], seeds: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """A row for each temperature and estimator: means over the problems of all seeds, with a 95 % interval."""
+    """Yields a row for each temperature and estimator: means over the seeds, with a 95 % interval."""
     for temperature in temperatures:
         measured = [measure(setting, temperature, seed) for seed in seeds]
         names = ("entropy", "coverage", "multiplier", "best_lambda")

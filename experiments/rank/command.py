@@ -1,13 +1,13 @@
-"""The paper's rank theory, computed and tested: certificates, ranks, bounds, counts, and error over entropy.
+"""Experiments on the paper's rank theory: certificates, ranks, bounds, costs, and error over entropy.
 
-Claims: RACE alone has rank L (2^P - 1) + 1 at most, however long the input; the sparse branch that is paired by
-rank has a perfect matching by construction, so that it is of full rank without any luck; the theorem's bound holds for
-independent edges, and not for those of a real hash.
+They test three claims. RACE alone has rank L (2^P - 1) + 1 at most, however long the input is. The support of the
+sparse branch with rank pairing always has a perfect matching, so that full rank needs no luck. The theorem's bound
+holds for independent edges, but not for the edges of a real hash.
 
 Command: python -m experiments.rank
 
-With --length, --tables, --bits and --rank it answers: is sparse plus low-rank attention of full rank, and how sure is
-that? docs/theory.md explains, docs/results/rank.md has the results.
+With --length, --tables, --bits and --rank it tells whether sparse plus low-rank attention has full rank, and with which
+confidence. docs/theory.md explains the theory, and docs/results/rank.md has the results.
 """
 
 from __future__ import annotations
@@ -27,41 +27,42 @@ from experiments.engine import cli, pictures
 from experiments.engine.errors import disk_errors
 from experiments.engine.results import Rows
 from experiments.engine.workdir import RESULTS, versions, write_json
-from experiments.rank import branch_error, interactions, matchings, report, spectra
+from experiments.rank import branch_error, costs, interactions, matchings, report, spectra
 
-# Up to this length the least angular similarity of random tokens is measured, over all pairs.
+# Longest input for which the smallest angular similarity of random tokens is measured, over all pairs.
 MAX_MEASURED = 4096
-# Of a query and its key, in the errors over entropy: strangers, likeness, and what a trained retrieval comes to.
+# Cosines of a query and its key in the errors over entropy: unrelated, similar, and as after training on retrieval.
 SIMILARITIES = (0.0, 0.8, 0.98)
 
 
 def make_parser() -> cli.PlainParser:
-    """The command line."""
-    parser = cli.PlainParser("The paper's rank theory: certificates, and experiments that test them.")
+    """Returns the parser of the command line."""
+    parser = cli.PlainParser("Computes the certificates of the paper's rank theory and tests them by experiments.")
     parser.set_defaults(workdir=pathlib.Path("runs/rank"))
     add = parser.add_argument
-    add("--parts", type=cli.names(tuple(PARTS)), default="all", help=f"all, or some of {','.join(PARTS)}")
-    add("--length", type=cli.integer(2), default=65536, help="longest of the certificate")
-    add("--tables", type=cli.integer(1), default=4, help="L, independent hashes of the certificate")
-    add("--bits", type=cli.integer(1), default=4, help="bits of each hash of the certificate")
-    add("--rank", type=cli.integer(0), help="r of the low-rank branch; default: RACE's, with these tables and bits")
-    add("--exponent", type=cli.number(0), default=1.0, help="c of the failure n^-c")
-    add("--delta", type=cli.number(0, 1), default=0.01, help="of the certificate")
-    add("--head-dim", type=cli.integer(2), default=64, help="of the certificate's isotropic tokens")
-    add("--supports", type=cli.integer(1), default=5000, help="random supports of the proposition")
-    add("--trials", type=cli.integer(1), default=2000, help="supports of each point of the bound")
-    add("--seeds", type=cli.integer(2), default=8, help="sets of tokens of the ranks and of the errors")
-    add("--max-length", type=cli.integer(32), default=512, help="longest of the ranks and of the operators")
+    add(
+        "--parts", type=cli.names(tuple(PARTS)), default="all", help=f"Parts to run: all, or some of {','.join(PARTS)}."
+    )
+    add("--length", type=cli.integer(2), default=65536, help="Longest input of the certificates.")
+    add("--tables", type=cli.integer(1), default=4, help="Number of independent hashes, L, of the certificates.")
+    add("--bits", type=cli.integer(1), default=4, help="Bits of each hash of the certificates.")
+    help_of_rank = "Rank r of the low-rank branch. If not given, the rank of RACE with these tables and bits."
+    add("--rank", type=cli.integer(0), help=help_of_rank)
+    add("--exponent", type=cli.number(0), default=1.0, help="Exponent c of the failure probability n^-c.")
+    add("--delta", type=cli.number(0, 1), default=0.01, help="Failure probability of the edges.")
+    add("--head-dim", type=cli.integer(2), default=64, help="Head dimension of the isotropic tokens.")
+    add("--supports", type=cli.integer(1), default=5000, help="Random supports that test the proposition.")
+    add("--trials", type=cli.integer(1), default=2000, help="Random supports for each point of the bound.")
+    add("--seeds", type=cli.integer(2), default=8, help="Sets of tokens for the ranks and the errors.")
+    add("--max-length", type=cli.integer(32), default=512, help="Longest input of the ranks and operators.")
     return parser
 
 
 def certificate_rows(arguments: argparse.Namespace) -> Rows:
-    """The certificates at 64, 256, 1,024, ... and `--length`, where they make sense: r < n."""
+    """Computes the certificates at 64, 256, 1,024, ... and `--length` tokens."""
     tables, bits = arguments.tables, arguments.bits
     r = theory.race_rank(tables, bits) if arguments.rank is None else arguments.rank
-    if r >= arguments.length:
-        raise ValueError(f"--rank is {r}; it must be less than --length, which is {arguments.length}")
-    lengths = sorted({n for n in (64 * 4**i for i in range(12)) if r < n < arguments.length} | {arguments.length})
+    lengths = sorted({n for n in (64 * 4**i for i in range(12)) if n < arguments.length} | {arguments.length})
     mean = theory.isotropic_mean(bits, tables, arguments.head_dim)
     slack = max(0.0, theory.isotropic_density(bits, tables) - mean)
     rows = []
@@ -71,6 +72,8 @@ def certificate_rows(arguments: argparse.Namespace) -> Rows:
         certificate = theory.certify(n, num_tables=tables, num_bits=bits, **options)
         seconds = time.monotonic() - start
         row = {"n": n, "tables": tables, "bits": bits, "mean_density": mean, **options, **certificate._asdict()}
+        # JSON has no infinity: with r >= n the bound is 0, and it has no logarithm.
+        row["log_delta"] = certificate.log_delta if math.isfinite(certificate.log_delta) else None
         row |= {"seconds": seconds, "safety_edges": theory.safety_edges(n, r, arguments.exponent)}
         if n <= MAX_MEASURED:
             tokens = np.random.default_rng([arguments.seed, 5, n]).normal(size=(2, n, arguments.head_dim))
@@ -82,17 +85,17 @@ def certificate_rows(arguments: argparse.Namespace) -> Rows:
 
 
 def proposition_rows(arguments: argparse.Namespace) -> Rows:
-    """The lemmas and the proposition on random supports."""
+    """Tests the lemmas and the proposition on random supports."""
     return [matchings.check_proposition(arguments.seed, arguments.supports)]
 
 
 def operator_rows(arguments: argparse.Namespace) -> Rows:
-    """The library's matrices against the theory's, in every form, at `--max-length`."""
+    """Compares the matrices of the library with those of the theory, in every form, at `--max-length` tokens."""
     return [spectra.operator_row(arguments.seed, arguments.max_length, form) for form in spectra.FORMS]
 
 
 def rank_rows(arguments: argparse.Namespace) -> Rows:
-    """Ranks over the length, of tokens that are all different, and of a vocabulary of 64."""
+    """Computes ranks over the length for tokens that all differ, and for a vocabulary of 64."""
     lengths = [32 << i for i in range((arguments.max_length // 32).bit_length())]
     seeds = _seeds(arguments)
     every, repeated = spectra.rank_rows(seeds, lengths), spectra.rank_rows(seeds, lengths[-1:], vocabulary=64)
@@ -100,7 +103,7 @@ def rank_rows(arguments: argparse.Namespace) -> Rows:
 
 
 def success_rows(arguments: argparse.Namespace) -> Rows:
-    """The theorem's bound against frequencies, of one density and of angles."""
+    """Compares the theorem's bound with frequencies, for equal edge probabilities and for those of angles."""
     sizes = ((8, 0), (8, 2), (32, 0), (32, 4), (64, 0), (64, 8))
     densities = matchings.success_of_density(arguments.seed, arguments.trials, sizes)
     hashes = matchings.success_of_hashes(arguments.seed, arguments.trials, ((10, 2), (64, 2)))
@@ -108,7 +111,7 @@ def success_rows(arguments: argparse.Namespace) -> Rows:
 
 
 def entropy_rows(arguments: argparse.Namespace) -> Rows:
-    """Bias and variance over temperature, for queries without and with keys that are like them."""
+    """Measures bias and variance over temperature, for queries with and without similar keys."""
     settings = [branch_error.Setting(similarity=similarity) for similarity in SIMILARITIES]
     seeds = _seeds(arguments)
     rows: Rows = []
@@ -123,12 +126,24 @@ def _seeds(arguments: argparse.Namespace) -> range:
 
 
 def complexity_rows(arguments: argparse.Namespace) -> Rows:
-    """The example of the paper's appendix."""
+    """Counts the interactions in the example of the paper's appendix."""
     return interactions.count_interactions(arguments.seed)
 
 
+def cost_rows(arguments: argparse.Namespace) -> Rows:
+    """Compares the formulas for parameters, hashing, sorting and memory with counts from the library."""
+    return costs.cost_rows(arguments.seed)
+
+
 class Part(NamedTuple):
-    """What a part computes, its title, its table, and its picture where it has one."""
+    """A part of the experiment.
+
+    Attributes:
+      compute: Function from the flags to the rows of the part.
+      title: Heading of the table.
+      to_table: Function that formats the rows.
+      draw: Function that draws a picture, and returns False without Matplotlib. None if there is no picture.
+    """
 
     compute: Callable[[argparse.Namespace], Rows]
     title: str
@@ -138,21 +153,27 @@ class Part(NamedTuple):
 
 PARTS = {
     "certificate": Part(certificate_rows, "Certificates", report.certificates),
-    "proposition": Part(proposition_rows, "Supports that obey the lemmas and the proposition", report.proposition),
-    "operators": Part(operator_rows, "Largest differences of the library's and the theory's", report.operators),
+    "proposition": Part(
+        proposition_rows, "Random supports that obey the lemmas and the proposition", report.proposition
+    ),
+    "operators": Part(
+        operator_rows, "Largest differences between the matrices of the library and of the theory", report.operators
+    ),
     "ranks": Part(rank_rows, "Matching size and numerical rank", report.ranks, report.draw_ranks),
     "success": Part(success_rows, "Deficiency at most r", report.success, report.draw_success),
     "complexity": Part(complexity_rows, "Interactions of one head", report.complexity),
+    "costs": Part(cost_rows, "Parameters, hashing, sorting and memory", report.costs),
     "entropy": Part(entropy_rows, "Relative squared error", report.entropy, report.draw_entropy),
 }
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Rows]:
-    """Computes the parts, prints their tables, and writes results and pictures."""
+    """Computes the chosen parts, prints their tables, and writes results and pictures to the work directory."""
     workdir = arguments.workdir
     with disk_errors(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
-    print(f"the rank theory: {', '.join(arguments.parts)}; seed {arguments.seed}; all goes to {workdir}", flush=True)
+    parts = ", ".join(arguments.parts)
+    print(f"Parts: {parts}. Seed: {arguments.seed}. Results and pictures go to {workdir}.", flush=True)
     flags = {name: value for name, value in vars(arguments).items() if name not in ("workdir", "config", "traceback")}
     results: dict[str, Rows] = {}
     written = [workdir / RESULTS]

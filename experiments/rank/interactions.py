@@ -1,4 +1,4 @@
-"""The example of the paper's appendix on complexity: by its formulas, and counted from plans and programs."""
+"""The example of the paper's appendix on complexity, by its formulas and counted from plans and programs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ from elsaa_jax.types import Array, Pairing
 
 LENGTH, HEAD_DIM = 32_000, 64
 CONFIG = ElsaaConfig(RaceConfig(num_tables=4, num_bits=4), SortLshConfig(num_bits=5, block_size=256, min_length=4096))
-# Base lengths N0 of the causal split: of needle in a haystack, and of the paper's experiments at 32,000 tokens.
+# Base lengths N0 of the causal split: one block, and the one that the authors' code has for 32,000 tokens.
 CAUSAL_BASES = (256, 2048)
 
 
 def count_interactions(seed: int) -> list[dict[str, Any]]:
-    """The appendix's example, by its formulas, by the plans of the sparse branch, and by the traced programs."""
+    """Counts the interactions of the example by formulas, by plans of the sparse branch and by traced programs.
+
+    Args:
+      seed: Random seed of the tokens and the hash planes.
+    """
     n, head_dim = LENGTH, HEAD_DIM
     paper = complexity.paper_interactions(n, CONFIG.race, CONFIG.sparse)
     rngs = jax.random.split(jax.random.key(seed), 4)

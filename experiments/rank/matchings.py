@@ -1,4 +1,4 @@
-"""Matchings of random supports: the proposition on thousands of them, and the theorem's bound against frequencies."""
+"""Matchings of random supports: tests of the proposition, and the theorem's bound compared with frequencies."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ import numpy as np
 from elsaa_jax import reference, theory
 from experiments.engine.stats import wilson_interval
 
-# The bound is called violated where the frequency is below it by more than so many standard errors.
+# Standard errors by which a frequency must lie below the bound for the bound to count as violated.
 VIOLATION_Z = 4.0
 EdgeModel = Literal["independent", "hashed"]
 
 
 def random_support(rng: np.random.Generator, n: int) -> tuple[np.ndarray, int]:
-    """A support (n, n) of random density, and a deficiency that was planted in it: it has that much at least.
+    """Draws a support (n, n) of random density with a planted deficiency.
 
-    In turn: nothing planted, empty rows, empty columns, or a Hall violator: a rows with a - d neighbours in all.
+    One of four cases is drawn: nothing planted, empty rows, empty columns, or a Hall violator, which is a set of a rows
+    with a - d neighbours in all.
+
+    Returns:
+      The support, and the planted deficiency d, which its own deficiency reaches or exceeds.
     """
     support = rng.random((n, n)) < rng.choice([1.0, 2.0, 4.0, 8.0, 16.0]) / n
     size = int(rng.integers(1, n + 1))
@@ -42,7 +46,7 @@ def random_support(rng: np.random.Generator, n: int) -> tuple[np.ndarray, int]:
 
 
 def check_proposition(seed: int, supports: int, max_length: int = 24) -> dict[str, Any]:
-    """How many random supports obey the structural rank lemma, the completion lemma and the proposition."""
+    """Counts how many random supports obey the structural rank lemma, the completion lemma and the proposition."""
     rng = np.random.default_rng([seed, 1])
     counts = {"supports": supports, "deficient": 0, "structural": 0, "completion": 0, "proposition": 0}
     for _ in range(supports):
@@ -65,10 +69,16 @@ def check_proposition(seed: int, supports: int, max_length: int = 24) -> dict[st
 def sample_support(
     rng: np.random.Generator, model: EdgeModel, query: np.ndarray, key: np.ndarray, num_bits: int, num_tables: int
 ) -> np.ndarray:
-    """The pairs that collide in at least one of L tables.
+    """Draws the pairs of a query and a key that collide in at least one of L tables.
 
-    "independent": the paper's model, each pair by itself with its own probability. "hashed": by planes that all pairs
-    share, as a hash works; each pair has the same probability, but pairs are not independent.
+    Args:
+      rng: Source of the edges or planes.
+      model: "independent" draws each pair independently with its own probability, as in the paper. "hashed" draws
+        planes that all pairs share, as a real hash does: the probabilities are the same, but pairs are not independent.
+      query: Queries, (n, H).
+      key: Keys, (n, H).
+      num_bits: Bits of each table.
+      num_tables: Number of tables, L.
     """
     similarity = theory.angular_similarity(query, key)
     if model == "independent":
@@ -80,7 +90,7 @@ def sample_support(
 
 
 def success_row(sample: Callable[[], np.ndarray], trials: int, r: int, failure_bound: float) -> dict[str, Any]:
-    """How often the deficiency of a sample is at most r, with a 95 % interval, against the bound 1 - Delta."""
+    """Measures how often a sample has deficiency at most r, with a 95 % interval, and compares it with 1 - Delta."""
     successes = sum(theory.deficiency(sample()) <= r for _ in range(trials))
     low, high = wilson_interval(successes, trials)
     bound = max(0.0, 1.0 - failure_bound)
@@ -96,7 +106,7 @@ def success_row(sample: Callable[[], np.ndarray], trials: int, r: int, failure_b
 
 
 def success_of_density(seed: int, trials: int, sizes: tuple[tuple[int, int], ...]) -> list[dict[str, Any]]:
-    """Independent edges of one probability p, from half to twice the p at which the bound begins to say something."""
+    """Tests the bound for edges of one probability, from 0.5 to 1.5 times the density at which Delta falls to 1."""
     rows = []
     for n, r in sizes:
         first = theory.smallest_density(n, r, 1.0)
@@ -112,13 +122,13 @@ def success_of_density(seed: int, trials: int, sizes: tuple[tuple[int, int], ...
 def success_of_hashes(
     seed: int, trials: int, sizes: tuple[tuple[int, int], ...], head_dim: int = 16
 ) -> list[dict[str, Any]]:
-    """Edges from the angles of random queries and keys: the paper's model, and real hashes of the same probabilities.
+    """Tests the bound for edges from the angles of random tokens, in the paper's model and with a real hash.
 
     Args:
-      seed: of all draws.
-      trials: supports of each row.
-      sizes: length and bits; Delta is enumerated where the length allows it, and bounded elsewhere.
-      head_dim: of queries and keys.
+      seed: Random seed of all draws.
+      trials: Number of supports for each row.
+      sizes: Pairs of length and bits. Delta is enumerated for short lengths and bounded otherwise.
+      head_dim: Head dimension of queries and keys.
     """
     rows = []
     for n, num_bits in sizes:

@@ -16,7 +16,7 @@ from experiments.rank import spectra
 
 
 def certificates(rows: Rows) -> str:
-    """Thresholds, and what they ask for."""
+    """Formats the certificates: densities, thresholds, and the edges that they ask for."""
     header = (
         "n",
         "density",
@@ -25,6 +25,7 @@ def certificates(rows: Rows) -> str:
         "confidence",
         "edges/query",
         "n Theta",
+        "log Delta",
         "p",
         "safety edges/query",
         "worst case L",
@@ -38,6 +39,7 @@ def certificates(rows: Rows) -> str:
             f"{row['confidence']:.4f}",
             f"{row['edges_per_query']:,.0f}",
             f"{row['threshold'] * row['n']:,.0f}",
+            "-" if row["log_delta"] is None else f"{row['log_delta']:,.0f}",
             f"{row['uniform_threshold']:.4g}",
             f"{row['safety_edges'] / row['n']:,.0f}",
             f"{row['tables_needed']:,.0f}" if row.get("tables_needed") else "-",
@@ -48,12 +50,12 @@ def certificates(rows: Rows) -> str:
 
 
 def proposition(rows: Rows) -> str:
-    """How many agree."""
+    """Formats how many random supports satisfy the lemmas and the proposition."""
     return format_table(list(rows[0]), [list(row.values()) for row in rows])
 
 
 def operators(rows: Rows) -> str:
-    """The largest differences."""
+    """Formats the largest differences between the library's and the theory's matrices."""
     names = list(rows[0]["differences"])
     lines = [
         [_form_of(row), f"{row['n']:,}", "yes" if row["same_support"] else "NO"]
@@ -64,7 +66,7 @@ def operators(rows: Rows) -> str:
 
 
 def ranks(rows: Rows) -> str:
-    """The ranks, the least and the greatest over the seeds."""
+    """Formats the smallest and the largest rank over the seeds."""
     low_rank = theory.race_rank(spectra.RACE.num_tables, spectra.RACE.num_bits)
     names = ("matching", "exact", "low_rank", "sparse", "both")
     lines = []
@@ -76,7 +78,7 @@ def ranks(rows: Rows) -> str:
 
 
 def success(rows: Rows) -> str:
-    """Frequencies, intervals and bounds."""
+    """Formats frequencies of success, their intervals and the bounds."""
     lines = []
     for row in rows:
         edges = f"p = {row['density']:.3f}" if "density" in row else f"{row['num_tables']} x {row['num_bits']} bits"
@@ -89,7 +91,7 @@ def success(rows: Rows) -> str:
 
 
 def complexity(rows: Rows) -> str:
-    """Interactions, and their share of exact attention (of its causal form where that is meant)."""
+    """Formats interactions and their share of exact attention, which is causal for causal methods."""
     lines = []
     for row in rows:
         found = row["counted"] if row["traced"] is None else row["traced"]
@@ -100,8 +102,17 @@ def complexity(rows: Rows) -> str:
     return format_table(header, lines)
 
 
+def costs(rows: Rows) -> str:
+    """Formats each cost with its formula evaluated and its count from the library."""
+    lines = []
+    for row in rows:
+        formula = "-" if row["formula"] is None else f"{row['formula']:,}"
+        lines.append([row["cost"], formula, f"{row['counted']:,}", row["note"] or "-"])
+    return format_table(["cost", "formula", "counted", "note"], lines)
+
+
 def entropy(rows: Rows) -> str:
-    """Two tables of each similarity, over temperature: the errors with half their intervals, and bias + variance."""
+    """Formats two tables for each similarity: errors with half their intervals, and bias + variance."""
     parts = []
     for similarity, group in _grouped(rows, lambda row: row["similarity"]):
         by_method = _grouped(group, lambda row: row["method"])
@@ -118,7 +129,7 @@ def entropy(rows: Rows) -> str:
 
 
 def draw_ranks(path: pathlib.Path, rows: Rows) -> bool:
-    """Rank over length: RACE alone, sparse alone, both."""
+    """Draws rank over length for RACE alone, the sparse branch alone, and both."""
     parts = []
     for form in (spectra.Form("rank", 0, False), spectra.Form("bucket", 0, False), spectra.Form("bucket", 0, True)):
         chosen = [row for row in rows if row["vocabulary"] is None and _form_of(row) == str(form)]
@@ -131,7 +142,7 @@ def draw_ranks(path: pathlib.Path, rows: Rows) -> bool:
 
 
 def draw_success(path: pathlib.Path, rows: Rows) -> bool:
-    """Success over density, with the bound dashed; and over tables, of independent and of hashed edges."""
+    """Draws success over density and over the number of tables, with bounds as dashed lines."""
     parts = []
     for r_is_zero in (True, False):
         curves: dict[str, list[pictures.Point]] = {}
@@ -157,11 +168,11 @@ def draw_success(path: pathlib.Path, rows: Rows) -> bool:
 
 
 def draw_entropy(path: pathlib.Path, rows: Rows) -> bool:
-    """Relative error over the entropy of the attention."""
+    """Draws the relative error over the entropy of the attention."""
     parts = []
     for similarity, group in _grouped(rows, lambda row: row["similarity"]):
         curves: dict[str, list[pictures.Point]] = {}
-        # A variant stands after what it varies; convex is the same as lse where gates and lambda are 1.
+        # Variants follow the method that they vary. With gates 1, convex and lse differ by eps alone.
         for row in sorted(group, key=lambda row: row["method"]):
             if row["method"] != "convex":
                 point = (row["entropy"], row["error"], max(row["low"], 1e-3), row["high"])
@@ -178,7 +189,7 @@ def _form_of(row: dict[str, Any]) -> str:
 
 
 def _grouped(rows: Rows, key: Callable[[dict[str, Any]], Any]) -> list[tuple[Any, Rows]]:
-    """Rows by key, in the order of their first appearance."""
+    """Groups rows by a key, in the order of its first appearance."""
     groups: dict[Any, Rows] = {}
     for row in rows:
         groups.setdefault(key(row), []).append(row)

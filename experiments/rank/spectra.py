@@ -1,4 +1,4 @@
-"""The attention of one head as a matrix: taken from the library, built by the theory, and its rank over the length."""
+"""The attention of one head as a matrix, taken from the library and built by the theory, and its rank over length."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ SPARSE = SortLshConfig(num_bits=5, block_size=16)
 
 
 class Tokens(NamedTuple):
-    """Queries and keys (n, H) of one head, and the planes of both branches; float32, as the library takes them."""
+    """Tokens and hash planes of one head, in float32 like the inputs of the library.
+
+    Attributes:
+      query: Queries, (n, H).
+      key: Keys, (n, H).
+      race_planes: Planes of the low-rank branch, (L, P, H).
+      lsh_planes: Planes of the sparse branch, (P, H).
+    """
 
     query: np.ndarray
     key: np.ndarray
@@ -30,7 +37,13 @@ class Tokens(NamedTuple):
 
 
 class Form(NamedTuple):
-    """A form of the sparse branch."""
+    """A form of the sparse branch.
+
+    Attributes:
+      pairing: "rank" or "bucket".
+      num_neighbors: Further blocks on each side.
+      is_causal: Whether attention is causal.
+    """
 
     pairing: Pairing
     num_neighbors: int
@@ -48,7 +61,7 @@ FORMS = tuple(
 
 
 def draw_tokens(seed: int, length: int, vocabulary: int | None = None) -> Tokens:
-    """Normal queries, keys and planes; with a vocabulary, so many different tokens at random places."""
+    """Draws normal queries, keys and planes. With a vocabulary, that many different tokens stand at random places."""
     rng = np.random.default_rng([seed, length])
     query, key = rng.normal(size=(2, vocabulary or length, HEAD_DIM)).astype(np.float32)
     words = rng.integers(0, vocabulary, length) if vocabulary else np.arange(length)
@@ -58,17 +71,17 @@ def draw_tokens(seed: int, length: int, vocabulary: int | None = None) -> Tokens
 
 
 def materialize(attend: Callable[[Array, Array, Array], Any], query: np.ndarray, key: np.ndarray) -> Any:
-    """The matrices (T, S) that `attend` applies to its values: its outputs where they are the identity.
+    """Computes the matrices (T, S) that `attend` applies to its values, as its outputs for the identity.
 
-    Values are as wide as keys, so H columns of the identity are one entry of the batch.
+    Values are as wide as keys, so that each batch entry holds H columns of the identity.
 
     Args:
-      attend: (B, T, 1, H), (B, S, 1, H), (B, S, 1, H) -> a tree of (B, T, 1, H).
-      query: (T, H).
-      key: (S, H).
+      attend: Function from query (B, T, 1, H), key and value (B, S, 1, H) to a tree of outputs (B, T, 1, H).
+      query: Queries, (T, H).
+      key: Keys, (S, H).
 
     Returns:
-      The tree, of float64 matrices.
+      The tree with float64 matrices (T, S) instead of outputs.
     """
     length, head_dim = key.shape
     parts = -(-length // head_dim)
@@ -84,7 +97,7 @@ def materialize(attend: Callable[[Array, Array, Array], Any], query: np.ndarray,
 
 
 def library_operators(tokens: Tokens, form: Form) -> dict[str, np.ndarray]:
-    """The matrices of both branches and of every kind of fusion, from `elsaa_attention` and `fuse`."""
+    """Returns the matrices of both branches and of every kind of fusion, from `elsaa_attention` and `fuse`."""
     sparse = SortLshConfig(SPARSE.num_bits, SPARSE.block_size, 0, form.num_neighbors, form.pairing)
     race_planes, lsh_planes = jnp.asarray(tokens.race_planes), jnp.asarray(tokens.lsh_planes)
 
@@ -106,7 +119,7 @@ def library_operators(tokens: Tokens, form: Form) -> dict[str, np.ndarray]:
 
 
 def theory_operators(tokens: Tokens, form: Form) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """The same matrices as `elsaa_jax.theory` builds them, and the support of the sparse branch."""
+    """Returns the same matrices built by `elsaa_jax.theory`, and the support of the sparse branch."""
     support = theory.sort_lsh_support(
         tokens.query, tokens.key, tokens.lsh_planes, block_size=SPARSE.block_size, **form._asdict()
     )
@@ -117,7 +130,7 @@ def theory_operators(tokens: Tokens, form: Form) -> tuple[dict[str, np.ndarray],
 
 
 def operator_row(seed: int, length: int, form: Form) -> dict[str, Any]:
-    """The largest difference between an entry of the library's matrices and of the theory's, for each of them."""
+    """Measures the largest difference between the entries of the library's and the theory's matrices."""
     tokens = draw_tokens(seed, length)
     library, (built, support) = library_operators(tokens, form), theory_operators(tokens, form)
     differences = {name: float(np.abs(library[name] - built[name]).max()) for name in built}
@@ -126,7 +139,7 @@ def operator_row(seed: int, length: int, form: Form) -> dict[str, Any]:
 
 
 def rank_rows(seeds: Sequence[int], lengths: Sequence[int], vocabulary: int | None = None) -> list[dict[str, Any]]:
-    """Matching size and numerical ranks of each branch and of both, over lengths, forms and seeds."""
+    """Computes matching sizes and numerical ranks of each branch and of both, over lengths, forms and seeds."""
     rows = []
     for length, is_causal, seed in itertools.product(lengths, (False, True), seeds):
         tokens = draw_tokens(seed, length, vocabulary)

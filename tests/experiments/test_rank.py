@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.engine.stats import mean_interval
-from experiments.rank import branch_error, interactions, matchings, spectra
+from experiments.rank import branch_error, costs, interactions, matchings, spectra
 from experiments.rank import command as rank
 from tests.experiments.engine.helpers import assert_refused
 
@@ -22,7 +22,7 @@ def test_tables_pictures_and_results(tmp_path, capsys):
     flags = ("--parts", "certificate,proposition,ranks,success", "--length", "4096", "--supports", "60")
     results = run(tmp_path, *flags, "--trials", "40", "--seeds", "2", "--max-length", "64")
     text = capsys.readouterr().out
-    for title in ("## Certificates", "## Supports that obey", "## Matching size", "## Deficiency at most r"):
+    for title in ("## Certificates", "## Random supports that obey", "## Matching size", "## Deficiency at most r"):
         assert title in text
     stored = json.loads((tmp_path / "results.json").read_text())
     assert stored["flags"]["length"] == 4096
@@ -123,6 +123,20 @@ def test_the_example_counted_from_the_code(monkeypatch):
     assert rows["sparse, causal, N0 = 1,024, rank"]["counted"] > 2 * rows["sparse"]["counted"]
 
 
+def test_costs_by_formula_and_by_count(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(costs, "LENGTH", 2048)
+    monkeypatch.setattr(costs, "POSITIONS", (1000,))
+    rows = {row["cost"]: row for row in run(tmp_path, "--parts", "costs")["costs"]}
+    assert "## Parameters, hashing, sorting and memory" in capsys.readouterr().out
+    for name, row in rows.items():
+        if name.startswith(("parameters", "multiply-adds", "sorted", "keys read")):
+            assert row["counted"] == row["formula"]
+        elif name.startswith("kept"):
+            assert 0.5 * row["formula"] < row["counted"] <= row["formula"]
+    assert rows["parameters of gate, lambda and beta, scalar lambda"]["note"] == "6.3% of the projections"
+    assert rows["sorted tokens, causal"]["counted"] == 2 * 2048
+
+
 def test_mean_interval():
     # t of 3 degrees of freedom at 97.5 % is 3.1824.
     mean, low, high = mean_interval([1.0, 2.0, 3.0, 4.0])
@@ -147,9 +161,13 @@ def test_bad_flags(flags, message, capsys):
     assert_refused(rank.make_parser(), flags, message, capsys)
 
 
-def test_flags_that_contradict_each_other(tmp_path):
-    with pytest.raises(ValueError, match="--rank is 70; it must be less than --length, which is 64"):
-        run(tmp_path, "--parts", "certificate", "--length", "64", "--rank", "70")
+def test_a_low_rank_branch_of_full_rank_is_certified(tmp_path, capsys):
+    """With r >= n the sum of the theorem is empty, and its logarithm, minus infinity, is null in JSON."""
+    results = run(tmp_path, "--parts", "certificate", "--length", "65", "--rank", "64")
+    assert [(row["n"], row["confidence"] == 1.0) for row in results["certificate"]] == [(64, True), (65, False)]
+    assert results["certificate"][0]["log_delta"] is None
+    assert json.loads((tmp_path / "results.json").read_text())["parts"]["certificate"][0]["certified"]
+    assert "log Delta" in capsys.readouterr().out
 
 
 def test_defaults():

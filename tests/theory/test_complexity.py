@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 
 import elsaa_jax
 from elsaa_jax import RaceConfig, SortLshConfig, reference
@@ -80,6 +81,47 @@ def test_multiply_adds():
 
     with pytest.raises(ValueError, match="the program has a loop whose length depends on data"):
         products(endless, (3, 3))
+
+    def hidden(a):
+        return jax.pure_callback(lambda x: x @ x, jax.ShapeDtypeStruct((3, 3), jnp.float32), a)
+
+    with pytest.raises(ValueError, match="the program calls 'pure_callback', whose work it does not show"):
+        products(hidden, (3, 3))
+
+
+def test_a_kernel_counts_as_often_as_its_grid_has_programs():
+    def kernel(x, y, out):
+        out[...] = x[...] @ y[...]
+
+    def product(x, y):
+        rows, whole = pl.BlockSpec((4, 5), lambda i, j: (i, 0)), pl.BlockSpec((5, 7), lambda i, j: (0, j))
+        result = jax.ShapeDtypeStruct((x.shape[0], y.shape[1]), jnp.float32)
+        blocks = pl.BlockSpec((4, 7), lambda i, j: (i, j))
+        return pl.pallas_call(kernel, result, grid=(6, 3), in_specs=[rows, whole], out_specs=blocks)(x, y)
+
+    assert products(product, (24, 5), (5, 21)) == 24 * 5 * 21
+
+
+def test_multiply_adds_of_the_race_kernels():
+    """They grow with the length: hashes, four products over the bits, and writing or reading a value per bucket."""
+    head_dim, tables, bits = 64, 4, 4
+    planes = jnp.ones((tables, bits, head_dim))
+
+    def attend(*qkv):
+        return elsaa_jax.race_attention(*qkv, planes, implementation="pallas")
+
+    for n in (512, 1024, 8192):
+        a_token = tables * bits * head_dim + bits * (tables * bits) * (tables * 2**bits) + tables * 2**bits * head_dim
+        assert products(attend, *[(1, n, 1, head_dim)] * 3) == 2 * n * a_token
+
+
+def test_kernels_with_loops_over_data_are_refused():
+    planes = jnp.ones((4, 4, 64))
+    with pytest.raises(ValueError, match="the program has a loop whose length depends on data"):
+        products(
+            lambda *qkv: elsaa_jax.race_attention(*qkv, planes, is_causal=True, implementation="pallas"),
+            *[(1, 512, 1, 64)] * 3,
+        )
 
 
 @pytest.mark.parametrize("num_blocks", [1, 4])

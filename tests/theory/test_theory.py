@@ -233,7 +233,7 @@ MATRIX = np.full((3, 3), 0.5)
         (lambda: theory.with_safety(np.random.default_rng(0), MATRIX > 0, -0.1), "density is -0.1"),
         (lambda: theory.delta_exact(MATRIX[:2], 0), r"probability has shape \(2, 3\); it must be a square matrix"),
         (lambda: theory.delta_exact(MATRIX * 4, 0), "probability goes from 2.0 to 2.0"),
-        (lambda: theory.delta_exact(MATRIX, 3), "r is 3; it must be an integer from 0 to 2"),
+        (lambda: theory.delta_exact(MATRIX, -1), "r is -1; it must be an integer >= 0"),
         (lambda: theory.delta_exact(np.zeros((11, 11)), 0), "n is 11; it must be at most 10"),
         (lambda: theory.delta_of_density(4, 0, 1.5), "density is 1.5; it must be a finite number >= 0.0 and <= 1.0"),
         (lambda: theory.density_threshold(0, 0), "n is 0; it must be an integer >= 1"),
