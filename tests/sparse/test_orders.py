@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from elsaa_jax.sparse import orders
+from elsaa_jax.sparse import levels, orders
 
 
 def sorted_in_windows(ranks, first, size):
@@ -19,7 +19,7 @@ def test_windows_part_as_if_sorted_anew(first, length):
     order = jnp.asarray([[sorted_in_windows(row, first, 64) for row in rows] for rows in ranks], jnp.int32)
     for half in (32, 16, 8, 4, 2, 1):
         above = order
-        order, before = orders.split_windows(above, jnp.int32(half), first)
+        order, before = levels.split_windows(above, jnp.int32(half), first)
         expected = [[sorted_in_windows(row, first, half) for row in rows] for rows in ranks]
         np.testing.assert_array_equal(order, expected)
         is_second = (first + np.asarray(above)) // half % 2
@@ -43,8 +43,8 @@ def test_bounds_part_as_if_counted_anew(num_queries, num_keys):
     np.testing.assert_array_equal(bound, below(64).sum(-1))
     for half in (32, 16, 8):
         window, is_second = jnp.asarray(position // (2 * half), jnp.int32), position // half % 2 == 1
-        order, before = orders.split_windows(order, jnp.int32(half), 0)
-        first, second = orders.split_bounds(bound, before, window, jnp.int32(half))
+        order, before = levels.split_windows(order, jnp.int32(half), 0)
+        first, second = levels.split_bounds(bound, before, window, jnp.int32(half))
         counted = below(2 * half)
         in_second = np.arange(num_keys) // half % 2 == 1
         np.testing.assert_array_equal(first, (counted & ~in_second).sum(-1))

@@ -7,8 +7,9 @@ import pytest
 from jax.experimental import pallas as pl
 
 import elsaa_jax
-from elsaa_jax import RaceConfig, SortLshConfig, reference
-from elsaa_jax.sparse.sort_lsh import sort_lsh_branch
+from elsaa_jax import RaceConfig, SortLshConfig, dispatch, reference
+from elsaa_jax.checks import check_call
+from elsaa_jax.sparse.sort_lsh import make_sparse, sparse_branch
 from elsaa_jax.theory import complexity
 
 
@@ -46,9 +47,9 @@ def test_pairs_of_a_plan_are_those_of_the_support(num_queries, num_keys, is_caus
     support = reference.sort_lsh_support(query, key, planes, is_causal=is_causal, **options)
     assert scores.attended == support.sum()
     # What the library itself counts while it attends.
-    settings = {name: getattr(config, name) for name in ("block_size", "min_length", "num_neighbors", "pairing")}
-    masks = {"query_mask": None, "key_mask": None, "scale": None, "implementation": None, "count_keys": True}
-    _, count = sort_lsh_branch(query, key, key, planes, is_causal=is_causal, **settings, **masks)
+    facts = check_call(query, key, key, is_causal=is_causal)
+    call = make_sparse(facts, config, True, dispatch.XLA, count_keys=True)
+    _, count = sparse_branch(call, query, key, key, planes, None, None)
     assert scores.attended == count.sum()
     exact = num_keys <= (config.min_length or (config.block_size if is_causal else 0))
     if exact:
