@@ -1,5 +1,7 @@
 """Efficient low-rank and sparse attention (ELSAA) for JAX and Flax."""
 
+import importlib.metadata
+
 from elsaa_jax.attention import elsaa_attention
 from elsaa_jax.blocks.exact import exact_attention
 from elsaa_jax.config import ElsaaConfig, FusionConfig, RaceConfig, SortLshConfig
@@ -12,6 +14,11 @@ from elsaa_jax.low_rank.performer import performer_attention, sample_projection
 from elsaa_jax.low_rank.race import race_attention
 from elsaa_jax.sparse.sort_lsh import sort_lsh_attention
 from elsaa_jax.types import BranchOutput
+
+try:
+    __version__ = importlib.metadata.version("elsaa-jax")
+except importlib.metadata.PackageNotFoundError:  # The source tree without an installation.
+    __version__ = "0.0.0"
 
 __all__ = [
     "ATTENTION_KINDS",

@@ -1,4 +1,4 @@
-"""Frozen, hashable configurations; each refuses bad values by name."""
+"""Frozen, hashable configurations. Each refuses bad values by name."""
 
 from __future__ import annotations
 
@@ -6,24 +6,29 @@ import dataclasses
 from typing import Literal
 
 from elsaa_jax.checks import check_bool, check_choice, check_instance, check_int, check_number, check_shared_bits
-from elsaa_jax.types import FusionKind, Pairing
+from elsaa_jax.types import FusionKind, GateInput, LambdaKind, MassScale, Pairing
 
 MAX_SOFT_BITS = 12
-BETA_RANGE = (0.01, 20.0)  # of a learned beta
+BETA_RANGE = (0.01, 20.0)  # Range of a learned beta.
 MAX_HARD_BITS = 30
 
 
 @dataclasses.dataclass(frozen=True)
 class RaceConfig:
-    """The low-rank branch (Alg. 2 and 3 of the paper).
+    """Settings of the low-rank branch (Alg. 2 and 3 of the paper).
 
     Attributes:
-      num_tables: L, hash tables of one ensemble.
-      num_bits: P, hyperplanes of one table; a table has 2**P soft buckets.
-      num_ensembles: M, independent estimates whose outputs are averaged.
-      beta: sharpness of the soft codes; its start where it is learned.
-      learn_beta: whether a layer learns it, as exp(log_beta) within [0.01, 20].
-      chunk_size: C, tokens of a chunk of the causal form.
+      num_tables: Hash tables of one ensemble, L.
+      num_bits: Hyperplanes of one table, P. A table has `2**P` soft buckets.
+      num_ensembles: Independent estimates whose outputs are averaged, M.
+      beta: Sharpness of the soft codes, or its initial value if it is learned.
+      learn_beta: Whether a layer learns beta, as exp(log_beta) within [0.01, 20].
+      chunk_size: Tokens of a chunk of the causal form, C.
+
+    Example:
+      >>> from elsaa_jax import RaceConfig
+      >>> RaceConfig(num_tables=4, num_bits=4).total_planes
+      16
     """
 
     num_tables: int = 4
@@ -48,28 +53,33 @@ class RaceConfig:
 
     @property
     def total_tables(self) -> int:
-        """M * L, the leading axis of the planes."""
+        """Tables of all ensembles, M * L: the leading axis of the planes."""
         return self.num_ensembles * self.num_tables
 
     @property
     def total_planes(self) -> int:
-        """M * L * P, all hyperplanes of the branch."""
+        """Hyperplanes of the branch, M * L * P."""
         return self.total_tables * self.num_bits
 
 
 @dataclasses.dataclass(frozen=True)
 class SortLshConfig:
-    """The sparse branch (Alg. 4 and 5 of the paper).
+    """Settings of the sparse branch (Alg. 4 and 5 of the paper).
 
     Attributes:
-      num_bits: P, hyperplanes of the one hash table.
-      block_size: keys of a block; each query attends to one block, or more with neighbours.
-      min_length: up to this many keys the branch is exact; in the causal form also the
-        base length N0 of the split (0: `block_size`). "auto": as far as exact attention was measured to be
-        faster on this platform (`elsaa_jax.crossover`), it is taken alone, without the low-rank branch; beyond, 0,
-        and where causal 256.
-      num_neighbors: further blocks on each side.
-      pairing: "rank", "bucket", or None: "bucket" where causal, "rank" elsewhere.
+      num_bits: Hyperplanes of the hash, P.
+      block_size: Keys of a block. Each query attends to one block, or to more with neighbours.
+      min_length: The branch is exact up to this many keys. In the causal form it is also N0, the length of a stretch
+        (0 means `block_size`). "auto": up to the length at which exact attention was measured to be faster on this
+        platform (`elsaa_jax.sparse.crossover`), exact attention runs alone, without the low-rank branch; beyond that
+        length "auto" means 0, and 256 in the causal form.
+      num_neighbors: Further blocks on each side of a query's own.
+      pairing: Rule by which a query finds its block, "rank" or "bucket". Default: "bucket" if causal, else "rank".
+
+    Example:
+      >>> from elsaa_jax import SortLshConfig
+      >>> SortLshConfig(num_bits=12, block_size=64, min_length=256).pairing is None
+      True
     """
 
     num_bits: int = 5
@@ -92,32 +102,36 @@ class SortLshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class FusionConfig:
-    """How the two branches become one output (Eq. 5 and 6 of the paper).
+    """Settings of the fusion of the two branches (Eq. 5 and 6 of the paper).
 
     Attributes:
-      kind: "elsaa", "convex", "sum" or "lse"; see `fuse`.
-      lambda_kind: "fixed" (lambda_init), "scalar" (learned, exp(log_lambda)) or "query"
+      kind: Kind of fusion: "elsaa", "convex", "sum" or "lse"; see `elsaa_jax.fuse`.
+      lambda_kind: Kind of lambda: "fixed" (`lambda_init`), "scalar" (learned, exp(log_lambda)) or "query"
         (c + sigmoid(w . q + b) for each head, 0.8 at the start).
-      lambda_init: lambda of "fixed", and the start of "scalar".
-      gate_hidden: width of the gate's hidden layer.
-      gate_input: "input" (the layer's input, gates shared by the heads) or "query"
-        (the projected query, gates of each head).
-      eps: the floor in the denominators of the multiplier and of RACE.
-      stop_gradient_mass: whether the masses in the multiplier are constants to the gradient.
-      mass_scale: "count" (the paper: sums over keys) or "mean" (each mass divided by the
-        number of keys it sums over, so that the multiplier does not drift with the length).
-      branch_dropout_rate: share of the examples of a training batch for which the sparse
-        branch is switched off.
+      lambda_init: Lambda of "fixed", and the initial value of "scalar".
+      gate_hidden: Width of the gate's hidden layer.
+      gate_input: Input of the gate: "input" (the layer's input; the heads share the gates) or "query" (the projected
+        query; each head has its gates).
+      eps: Floor in the denominators of the multiplier and of RACE.
+      stop_gradient_mass: Whether the masses in the multiplier are constants to the gradient.
+      mass_scale: Scale of the masses: "count" (the paper: sums over keys) or "mean" (each mass is divided by its
+        number of keys, so that the multiplier does not drift with the length).
+      branch_dropout_rate: Share of a training batch that runs without the sparse branch.
+
+    Example:
+      >>> from elsaa_jax import FusionConfig
+      >>> FusionConfig(kind="convex", lambda_kind="fixed", lambda_init=0.5).mass_scale
+      'count'
     """
 
     kind: FusionKind = "elsaa"
-    lambda_kind: str = "scalar"
+    lambda_kind: LambdaKind = "scalar"
     lambda_init: float = 1.0
     gate_hidden: int = 64
-    gate_input: str = "input"
+    gate_input: GateInput = "input"
     eps: float = 1e-6
     stop_gradient_mass: bool = True
-    mass_scale: str = "count"
+    mass_scale: MassScale = "count"
     branch_dropout_rate: float = 0.0
 
     def __post_init__(self) -> None:
@@ -142,19 +156,22 @@ FUSION_KINDS: tuple[FusionKind, ...] = ("elsaa", "convex", "sum", "lse")
 
 @dataclasses.dataclass(frozen=True)
 class ElsaaConfig:
-    """A whole ELSAA attention.
+    """Settings of a whole ELSAA attention.
 
     Attributes:
-      race: the low-rank branch.
-      sparse: the sparse branch.
-      fusion: how they are fused.
-      share_planes: whether the sparse branch of a layer hashes with the first `sparse.num_bits`
-        planes of the low-rank branch, so that what the soft codes learn, the hard codes use.
-        None: where the low-rank branch has that many.
-      short_conv: taps of a depthwise causal convolution on q, k and v after their
-        projections; 0 for none.
-      rotary_base: base of the rotary positions of q and k in a layer, 10,000 as a rule; 0 for none.
-      performer_features: random features of the baseline named "performer".
+      race: Settings of the low-rank branch.
+      sparse: Settings of the sparse branch.
+      fusion: Settings of the fusion.
+      share_planes: Whether the sparse branch of a layer hashes with the first `sparse.num_bits` planes of the low-rank
+        branch, so that the hard codes use what the soft codes learn. By default it does if there are that many planes.
+      short_conv: Taps of a depthwise causal convolution on q, k and v after their projections; 0 for none.
+      rotary_base: Base of the rotary positions of q and k in a layer, usually 10,000; 0 for none.
+      performer_features: Random features of the baseline "performer".
+
+    Example:
+      >>> from elsaa_jax import ElsaaConfig, SortLshConfig
+      >>> ElsaaConfig(sparse=SortLshConfig(num_bits=12)).shares_planes  # 4 tables of 4 bits have 16 planes
+      True
     """
 
     race: RaceConfig = RaceConfig()
@@ -178,7 +195,7 @@ class ElsaaConfig:
 
     @property
     def shares_planes(self) -> bool:
-        """`share_planes`, decided."""
+        """Whether the branches share planes, after the default is resolved."""
         if self.share_planes is None:
             return self.sparse.num_bits <= self.race.total_planes
         return self.share_planes

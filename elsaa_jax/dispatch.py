@@ -41,7 +41,7 @@ class Route(NamedTuple):
     arithmetic: configs.Arithmetic
     launcher: configs.Launcher = "pallas"
 
-    def settings(self, kernel: str, x: Array) -> configs.Settings:
+    def settings(self, kernel: configs.KernelName, x: Array) -> configs.Settings:
         """Returns the settings of a kernel for arrays like `x`."""
         settings = configs.settings_of(kernel, x.dtype.name, x.shape[-1], self.target)
         return settings._replace(arithmetic=self.arithmetic, launcher=self.launcher)

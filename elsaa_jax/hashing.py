@@ -1,4 +1,4 @@
-"""Hyperplanes, soft codes (RACE), hard codes and their order (sortLSH)."""
+"""Hyperplanes, soft codes for RACE, and hard codes and their order for sortLSH."""
 
 from __future__ import annotations
 
@@ -12,22 +12,33 @@ from elsaa_jax.types import Array
 
 
 def sample_planes(rng: Array, shape: tuple[int, ...]) -> Array:
-    """Gaussian hyperplanes N(0, 1) in float32; the last axis is the head dimension."""
+    """Draws Gaussian hyperplanes N(0, 1) in float32.
+
+    Args:
+      rng: Random key.
+      shape: Shape of the planes; the last axis is the head dimension.
+
+    Example:
+      >>> import jax
+      >>> from elsaa_jax import sample_planes
+      >>> sample_planes(jax.random.key(0), (4, 3, 16)).shape  # 4 tables of 3 bits
+      (4, 3, 16)
+    """
     return jax.random.normal(rng, shape, jnp.float32)
 
 
 def project(x: Array, planes: Array, plane_axes: int) -> Array:
-    """Dots of vectors with hyperplanes, float32 at the highest precision.
+    """Computes dot products of vectors and hyperplanes, in float32 at the highest precision.
 
-    A GPU would use TF32 by default, and give other codes than a CPU.
+    The default precision of a GPU, TF32, would give other codes than a CPU.
 
     Args:
-      x: (..., H); (..., K, H) where the planes differ between the heads.
-      planes: (*plane_axes, H), shared by the heads, or (K, *plane_axes, H).
-      plane_axes: number of axes of the planes between heads and H.
+      x: Vectors, (..., H), or (..., K, H) if each head has its own planes.
+      planes: Hyperplanes, `(*plane_axes, H)`, shared by the heads, or `(K, *plane_axes, H)`.
+      plane_axes: Number of axes of the planes between heads and H.
 
     Returns:
-      (..., *plane_axes) float32.
+      The products, `(..., *plane_axes)` float32.
     """
     if planes.ndim not in (plane_axes + 1, plane_axes + 2) or x.shape[-1] != planes.shape[-1]:
         raise ValueError(
@@ -48,14 +59,20 @@ def project(x: Array, planes: Array, plane_axes: int) -> Array:
 
 
 def hard_codes(x: Array, planes: Array) -> Array:
-    """Raw binary codes: bit p is (x . planes[p] > 0), with weight 2**p.
+    """Computes binary codes: bit p is (x . planes[p] > 0), with weight `2**p`.
 
     Args:
-      x: (..., H); (..., K, H) where the planes differ between the heads.
-      planes: (P, H), or (K, P, H).
+      x: Vectors, (..., H), or (..., K, H) if each head has its own planes.
+      planes: Hyperplanes, (P, H) or (K, P, H).
 
     Returns:
-      (...) int32, in [0, 2**P).
+      The codes, (...) int32, in `[0, 2**P)`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from elsaa_jax import hard_codes
+      >>> hard_codes(jnp.array([[1.0, -1.0], [1.0, 1.0]]), jnp.eye(2)).tolist()
+      [1, 3]
     """
     num_bits = planes.shape[-2] if planes.ndim > 1 else 0
     check_int("the number of bits of the planes", num_bits, 1, MAX_HARD_BITS)
@@ -64,9 +81,19 @@ def hard_codes(x: Array, planes: Array) -> Array:
 
 
 def gray_rank(codes: Array, num_bits: int) -> Array:
-    """The place of each code in the reflected Gray sequence, so that neighbours differ in one bit.
+    """Returns the rank of each code in the reflected Gray sequence, in which neighbours differ in one bit.
 
-    The inverse of r -> r ^ (r >> 1), on codes of `num_bits` bits.
+    It is the inverse of r -> r ^ (r >> 1) on codes of `num_bits` bits.
+
+    Args:
+      codes: Binary codes, int32.
+      num_bits: Bits of the codes, P.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from elsaa_jax import gray_rank
+      >>> gray_rank(jnp.array([0, 1, 3, 2]), 2).tolist()
+      [0, 1, 2, 3]
     """
     check_int("num_bits", num_bits, 1, MAX_HARD_BITS)
     shift = 1
@@ -77,20 +104,26 @@ def gray_rank(codes: Array, num_bits: int) -> Array:
 
 
 def soft_codes(x: Array, planes: Array, beta: float | Array = 1.0) -> Array:
-    """Soft bucket assignments of Alg. 2, by products of sigmoids.
+    """Computes the soft bucket assignments of Alg. 2, by products of sigmoids.
 
-    phi_r(x) = exp(beta tanh(W x) . v_r) / sum_r' exp(beta tanh(W x) . v_r') over the corners
-    v_r of {-1, 1}^P factorises into prod_p sigmoid(2 beta v_rp tanh(w_p . x)): P sigmoids
-    instead of 2**P exponentials. Corner r has v_rp = +1 where bit p of r is set, so that the
-    heaviest bucket of a table is the hard code of the same planes.
+    phi_r(x) = exp(beta tanh(W x) . v_r) / sum_r' exp(beta tanh(W x) . v_r') over the corners v_r of {-1, 1}^P is equal
+    to prod_p sigmoid(2 beta v_rp tanh(w_p . x)): P sigmoids instead of `2**P` exponentials. Corner r has v_rp = +1
+    where bit p of r is set, so the heaviest bucket of a table is the hard code of the same planes.
 
     Args:
-      x: (..., H); (..., K, H) where the planes differ between the heads.
-      planes: (L, P, H), or (K, L, P, H).
-      beta: sharpness, a scalar.
+      x: Vectors, (..., H), or (..., K, H) if each head has its own planes.
+      planes: Hyperplanes, (L, P, H) or (K, L, P, H).
+      beta: Sharpness, a scalar.
 
     Returns:
-      (..., L, 2**P) float32; each table sums to 1.
+      The soft codes, `(..., L, 2**P)` float32. Each table sums to 1.
+
+    Example:
+      >>> import jax
+      >>> from elsaa_jax import sample_planes, soft_codes
+      >>> x = jax.random.normal(jax.random.key(0), (5, 16))
+      >>> soft_codes(x, sample_planes(jax.random.key(1), (4, 3, 16))).shape
+      (5, 4, 8)
     """
     turn = 2 * jnp.asarray(beta, jnp.float32) * jnp.tanh(project(x, planes, 2))
     ones, zeros = jax.nn.sigmoid(turn), jax.nn.sigmoid(-turn)

@@ -1,9 +1,8 @@
-"""Several results of one computation in one array.
+"""Packs several results of one computation into one array, so that XLA's CPU compiler fuses it.
 
-XLA's CPU compiler makes one loop of products of matrices, exponentials and sums, on all cores and
-with nothing but the result in memory, where a sum is part of it, nothing is selected, and a single
-array comes out. So what is masked is masked by adding -inf or multiplying by 0, and results that are
-computed together leave side by side.
+The compiler turns matrix products, exponentials and sums into one loop over all cores, with only the result in memory,
+if the loop contains a sum, contains no select, and has a single output array. So masks are applied by adding -inf or
+multiplying by 0, and results that are computed together are stored side by side.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from elsaa_jax.types import Array
 
 @jax.custom_vjp
 def pack(*parts: Array) -> tuple[Array, ...]:
-    """The same arrays, (A, t, ...), by way of one that has them side by side; (A, t) as (A, t, 1)."""
+    """Returns the same arrays, (A, t, ...), by way of one that holds them side by side; (A, t) becomes (A, t, 1)."""
     widths = [1 if x.ndim == 2 else x.shape[2] for x in parts]
     ends = [sum(widths[: i + 1]) for i in range(len(widths))]
 
@@ -31,11 +30,11 @@ def pack(*parts: Array) -> tuple[Array, ...]:
     return tuple(jnp.split(packed, ends[:-1], axis=2))
 
 
-def _pack_fwd(*parts):
+def _pack_fwd(*parts: Array) -> tuple[tuple[Array, ...], tuple[int, ...]]:
     return pack(*parts), tuple(x.ndim for x in parts)
 
 
-def _pack_bwd(ranks, cotangents):
+def _pack_bwd(ranks: tuple[int, ...], cotangents: tuple[Array, ...]) -> tuple[Array, ...]:
     return tuple(d[..., 0] if rank == 2 else d for rank, d in zip(ranks, cotangents, strict=True))
 
 

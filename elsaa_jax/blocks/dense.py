@@ -214,7 +214,7 @@ def _forward_rows(span: Span, query: Array, key: Array, value: Array, valid: Arr
             weights, log_mass = softmax_pair(state[1], log_mass)
             return mix(state[0], out, weights), log_mass
 
-        last = num_key_chunks
+        last: int | Array = num_key_chunks
         if span.is_causal:
             last_place = span.num_keys - span.num_queries + (i + 1) * rows - 1
             last = jnp.minimum(last_place // columns + 1, num_key_chunks)
@@ -260,7 +260,7 @@ def _backward_rows(
             d_query = lax.dynamic_update_slice_in_dim(d_query, d_query_i, i * rows, 2)
             return d_query, d_key + d_key_i, d_value + d_value_i
 
-        first = 0
+        first: int | Array = 0
         if span.is_causal:
             place = j * columns - (span.num_keys - span.num_queries)
             first = jnp.maximum(place, 0) // rows

@@ -113,4 +113,5 @@ def _tiles_of_blocks(first: Array, end: Array, num_blocks: int, num_rows: int) -
         pair = jax.vmap(of_row)(first.reshape(num_rows, -1), end.reshape(num_rows, -1), blocks)
         return tuple((x + offset).reshape(-1) for x in pair)
 
-    return jax.vmap(of_level)(first, end)
+    first_tile, end_tile = jax.vmap(of_level)(first, end)
+    return first_tile, end_tile

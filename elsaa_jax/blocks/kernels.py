@@ -71,7 +71,8 @@ def backward(
     log_mass = jnp.where(jnp.isneginf(log_mass), jnp.inf, log_mass)
     rows = flatten(query), flatten(key), flatten(value), flatten(log_mass), flatten(d_out), flatten(shift)
     dtype = _sum_dtype(call, query, plan)
-    of_query, of_key = (call.route.settings(f"block_backward_{side}", query) for side in ("query", "key"))
+    of_query = call.route.settings("block_backward_query", query)
+    of_key = call.route.settings("block_backward_key", query)
     masked = query_mask is not None or key_mask is not None
     d_query = jnp.zeros(rows[0].shape, dtype) if call.stretches is None and masked else None
     d_keys: tuple[Array, Array] | None = None

@@ -56,10 +56,10 @@ def backward(
         rows = log_mass, d_out, shift
         d_query, d_key, d_value = dense.backward(call.stretches, call.scale, *inputs, key_mask, *rows)
     if plan is not None:
-        rows = flatten(query), flatten(key), flatten(value), flatten(log_mass), flatten(d_out), flatten(shift)
+        flat = flatten(query), flatten(key), flatten(value), flatten(log_mass), flatten(d_out), flatten(shift)
         plan = tiles.interleave(plan, key.shape[0] * key.shape[2])
         start = flatten(d_query), flatten(d_key), flatten(d_value)
-        d_query, d_key, d_value = tiles.backward(plan, call.scale, *rows, start)
+        d_query, d_key, d_value = tiles.backward(plan, call.scale, *flat, start)
     d_query, d_key, d_value = (
         d.reshape(x.shape).astype(x.dtype) for d, x in zip((d_query, d_key, d_value), inputs, strict=True)
     )

@@ -1,4 +1,4 @@
-"""ELSAA as a function for the `attention_fn` hook of Flax's own layers."""
+"""Functions for the `attention_fn` hook of Flax's own layers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import flax.linen as nn
 from flax import nnx
 
+from elsaa_jax.checks import check_weights
 from elsaa_jax.config import ElsaaConfig
 from elsaa_jax.layers.inputs import dropout, key_mask_of
 from elsaa_jax.layers.spec import AttentionSpec, refuse
@@ -26,23 +27,30 @@ def attention_fn(
     gate_low_rank: float | Array = 1.0,
     implementation: Implementation | None = None,
 ) -> Callable[..., Array]:
-    """An attention for `nn.MultiHeadDotProductAttention(attention_fn=...)` and `nnx.MultiHeadAttention`.
+    """Returns an attention for `nn.MultiHeadDotProductAttention(attention_fn=...)` and `nnx.MultiHeadAttention`.
 
-    Flax's layers own the projections; planes, gates and lambda are fixed here. Dropout acts on
-    the output, as in `ELSAA`.
+    Flax's layers own the projections. Planes, gates and lambda are fixed here. Dropout acts on the output, as in
+    `ELSAA`.
 
     Args:
-      hashes: the planes by name ("race_planes", "lsh_planes", "projection"), whichever the
-        attention needs; `sample_hashes` draws them.
-      attention: which attention, by name.
-      config: the branches and the fusion.
-      is_causal: whether queries see the past alone.
-      self_attention: whether, where queries and keys are equally many, they are the same tokens,
-        so that masked ones do not query either.
-      lam: lambda, broadcast to (B, T, N).
-      gate_sparse: gate of the sparse branch, broadcast to (B, T, N).
-      gate_low_rank: gate of the low-rank branch, broadcast to (B, T, N).
-      implementation: see `elsaa_jax.dispatch`.
+      hashes: Hash planes by name ("race_planes", "lsh_planes", "projection"), as far as the attention needs them.
+        `sample_hashes` draws them.
+      attention: Name of the attention.
+      config: Settings of the branches and of the fusion.
+      is_causal: Whether queries attend to their past only.
+      self_attention: Whether as many queries as keys are the same tokens, so that masked tokens do not query either.
+      lam: Lambda, broadcast to (B, T, N).
+      gate_sparse: Gate of the sparse branch, broadcast to (B, T, N).
+      gate_low_rank: Gate of the low-rank branch, broadcast to (B, T, N).
+      implementation: "xla", "pallas" or "interpret"; by default the best for each platform (`elsaa_jax.dispatch`).
+
+    Example:
+      >>> import flax.linen as nn, jax, jax.numpy as jnp
+      >>> from elsaa_jax import attention_fn, sample_hashes
+      >>> hashes = sample_hashes(jax.random.key(0), head_dim=8)
+      >>> layer = nn.MultiHeadDotProductAttention(num_heads=4, attention_fn=attention_fn(hashes, is_causal=True))
+      >>> layer.init_with_output(jax.random.key(1), jnp.ones((2, 300, 32)))[0].shape
+      (2, 300, 32)
     """
     AttentionSpec(attention, config, 1, 1, 2, is_causal, implementation)
     _check_hashes(hashes, attention)
@@ -76,7 +84,8 @@ def attention_fn(
         attn_weights_value_einsum: Any = None,
         is_causal: bool = False,
     ) -> Array:
-        del precision, force_fp32_for_softmax  # Of the projections; and softmax is always float32.
+        # Precision concerns the projections, and the softmax is always computed in float32.
+        del precision, force_fp32_for_softmax
         refuse({"bias": bias is not None}, {"bias": "there is no matrix of logits to add it to"})
         reason = "there is no matrix of attention weights"
         refuse(
@@ -88,6 +97,8 @@ def attention_fn(
             x.reshape(-1, *x.shape[-3:]).astype(x.dtype if dtype is None else dtype) for x in (query, key, value)
         )
         causal = is_causal or always_causal
+        for name, weight in (("gate_sparse", gate_sparse), ("gate_low_rank", gate_low_rank), ("lam", lam)):
+            check_weights(name, weight, query.shape[:3])
         spec = AttentionSpec(attention, config, num_heads, key.shape[2], head_dim, causal, implementation)
         key_mask = key_mask_of(mask, tuple(lead), num_queries, key.shape[1])
         out, weights = spec.attend(
@@ -114,7 +125,7 @@ def attention_fn(
 
 
 def _check_hashes(hashes: dict[str, Array], attention: AttentionKind) -> None:
-    needed = {"sort_lsh": ("lsh_planes",), "performer": ("projection",), "exact": ()}.get(attention, ("race_planes",))
+    needed = {"sort_lsh": ["lsh_planes"], "performer": ["projection"], "exact": []}.get(attention, ["race_planes"])
     for name in needed:
         if name not in hashes:
             raise ValueError(
@@ -130,14 +141,20 @@ def sample_hashes(
     config: ElsaaConfig = ElsaaConfig(),
     num_kv_heads: int | None = None,
 ) -> dict[str, Array]:
-    """Planes for `attention_fn`.
+    """Draws hash planes for `attention_fn`.
 
     Args:
-      rng: a key.
+      rng: Random key.
       head_dim: H.
-      attention: which attention, by name.
-      config: the branches.
-      num_kv_heads: K, for one set each; None: one set for all heads.
+      attention: Name of the attention.
+      config: Settings of the branches.
+      num_kv_heads: K, for one set of planes each; by default one set serves all heads.
+
+    Example:
+      >>> import jax
+      >>> from elsaa_jax import sample_hashes
+      >>> sample_hashes(jax.random.key(0), head_dim=16)["race_planes"].shape  # 4 tables of 4 bits
+      (4, 4, 16)
     """
     heads = 1 if num_kv_heads is None else num_kv_heads
     hashes = AttentionSpec(attention, config, heads, heads, head_dim, False, None).sample_hashes(rng)

@@ -237,7 +237,8 @@ class ELSAA(nn.Module):
         return spec.split_rng(rng, self.dropout_rate)
 
     def _hashes(self, spec: AttentionSpec) -> dict[str, Array]:
-        hashes: dict[str, Array] = {}
+        """Returns the planes of the collection "hashes", which `init` draws."""
+        hashes: dict[str, Any] = {}
         sampled: dict[str, Array] = {}
         for name in spec.hash_names:
             if not self.has_variable("hashes", name) and not sampled:

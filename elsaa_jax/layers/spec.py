@@ -154,7 +154,8 @@ class AttentionSpec:
         """
         if self.has_gate:
             return self._fused(query, key, value, hashes, beta, lam, gates, query_mask, key_mask, branch_rng)
-        config, shared = self.config, {"is_causal": self.is_causal, "key_mask": key_mask}
+        config = self.config
+        shared: dict[str, Any] = {"is_causal": self.is_causal, "key_mask": key_mask}
         if self.kind == "performer":
             dispatch.check("performer_attention", self.implementation)
             branch = performer_attention(query, key, value, hashes["projection"], eps=config.fusion.eps, **shared)
@@ -174,14 +175,16 @@ class AttentionSpec:
             )
         elif self.kind == "sort_lsh":
             sparse = config.sparse
-            auto = sparse.min_length == "auto"
+            min_length = sparse.min_length
+            if min_length == "auto":
+                min_length = resolve_min_length(key.shape[1], self.is_causal)
             branch = sort_lsh_attention(
                 query,
                 key,
                 value,
                 hashes["lsh_planes"],
                 block_size=sparse.block_size,
-                min_length=resolve_min_length(key.shape[1], self.is_causal) if auto else sparse.min_length,
+                min_length=min_length,
                 num_neighbors=sparse.num_neighbors,
                 pairing=sparse.pairing,
                 query_mask=query_mask,

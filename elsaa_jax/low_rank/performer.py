@@ -1,4 +1,4 @@
-"""The baseline: Performer attention with positive orthogonal random features (FAVOR+)."""
+"""The baseline Performer: attention with positive orthogonal random features (FAVOR+)."""
 
 from __future__ import annotations
 
@@ -26,13 +26,25 @@ from elsaa_jax.types import Array, BranchOutput
 
 FULL_CHUNK = 2048
 CAUSAL_CHUNK = 256
-# exp of at most this is finite in float32.
+# Largest exponent whose exponential is finite in float32.
 MAX_EXPONENT = 80.0
 MAX_FEATURES = 2**16
 
 
 def sample_projection(rng: Array, num_features: int, head_dim: int) -> Array:
-    """Orthogonal random features (F, H) float32: rows orthogonal in groups of H, of Gaussian norms."""
+    """Draws orthogonal random features (F, H) float32: rows are orthogonal in groups of H and have Gaussian norms.
+
+    Args:
+      rng: Random key.
+      num_features: F.
+      head_dim: H.
+
+    Example:
+      >>> import jax
+      >>> from elsaa_jax import sample_projection
+      >>> sample_projection(jax.random.key(0), 24, 16).shape
+      (24, 16)
+    """
     check_int("num_features", num_features, 1)
     check_int("head_dim", head_dim, 1)
     direction_rng, norm_rng = jax.random.split(rng)
@@ -53,23 +65,30 @@ def performer_attention(
     key_mask: Array | None = None,
     eps: float = 1e-6,
 ) -> BranchOutput:
-    """Attention with the kernel phi(q) . phi(k), an unbiased estimate of exp(q . k / sqrt(H)).
+    """Attends with the kernel phi(q) . phi(k), an unbiased estimate of exp(q . k / sqrt(H)).
 
     phi_f(x) = exp(w_f . x H^-1/4 - |x|^2 / (2 sqrt(H))) / sqrt(F). Den = sum_j phi(q) . phi(k_j),
     out = Num / (Den + eps), log_mass = log Den. Exponents are shifted by running maxima over the
     past alone, so the causal form is strictly causal and nothing overflows.
 
     Args:
-      query: (B, T, N, H).
-      key: (B, S, K, H).
-      value: (B, S, K, H).
-      projection: (F, H), or (K, F, H) with one set for each key/value head.
-      is_causal: query i is the (S - T + i)-th position and attends to positions up to its own.
-      key_mask: (B, S) bool, True = attend.
-      eps: floor of the denominator.
+      query: Queries, (B, T, N, H).
+      key: Keys, (B, S, K, H).
+      value: Values, (B, S, K, H).
+      projection: Random features, (F, H), or (K, F, H) with one set for each key/value head.
+      is_causal: Whether query i, at position S - T + i, attends to positions up to its own only.
+      key_mask: Keys that take part, (B, S) bool, True = attend.
+      eps: Floor of the denominator.
 
     Returns:
-      out (B, T, N, H) and log_mass (B, T, N).
+      The output (B, T, N, H) and the log-mass (B, T, N).
+
+    Example:
+      >>> import jax
+      >>> from elsaa_jax import performer_attention, sample_projection
+      >>> x = jax.random.normal(jax.random.key(0), (1, 64, 2, 16))
+      >>> performer_attention(x, x, x, sample_projection(jax.random.key(1), 32, 16)).out.shape
+      (1, 64, 2, 16)
     """
     facts = check_call(query, key, value, is_causal=is_causal, key_mask=key_mask)
     check_scalar("eps", eps)
@@ -95,12 +114,12 @@ def _performer(
 
 
 class _Summary(NamedTuple):
-    """Sums over keys of phi(k) and phi(k) v, without 1/sqrt(F) and divided by exp(top); R = B * K.
+    """Sums over keys of phi(k) and phi(k) v, without 1/sqrt(F) and divided by exp(top).
 
     Attributes:
-      top: (R,).
-      mass: (R, F).
-      values: (R, F, H).
+      top: Largest exponent of each row, (R,).
+      mass: Sum of phi(k), (R, F).
+      values: Sum of phi(k) v, (R, F, H).
     """
 
     top: Array
@@ -109,7 +128,7 @@ class _Summary(NamedTuple):
 
 
 def _exponents(x: Array, projection: Array, num_kv_heads: int) -> Array:
-    """(B, C, K * G, H) -> (R, F, X), the logarithms of sqrt(F) phi; X = G * C."""
+    """Computes log(sqrt(F) phi) of (B, C, K * G, H), as (R, F, X) with X = G * C."""
     rows = to_head_rows(x, num_kv_heads).astype(jnp.float32) * x.shape[-1] ** -0.25
     projection = projection.astype(jnp.float32)
     per_head = projection.ndim == 3
@@ -120,13 +139,13 @@ def _exponents(x: Array, projection: Array, num_kv_heads: int) -> Array:
 
 
 def _key_exponents(key: Array, valid: Array, projection: Array) -> Array:
-    """(B, C, K, H) -> (R, F, C), -inf for masked keys."""
+    """Computes the exponents (R, F, C) of keys (B, C, K, H), -inf for masked keys."""
     valid = jnp.repeat(valid, key.shape[2], axis=0)
     return jnp.where(valid[:, None], _exponents(key, projection, key.shape[2]), -jnp.inf)
 
 
 def _query_features(query: Array, projection: Array, num_kv_heads: int) -> tuple[Array, Array]:
-    """Features (R, F, X) divided by exp(top), and top (R, X)."""
+    """Returns features (R, F, X) divided by exp(top), and top (R, X)."""
     exponents = _exponents(query, projection, num_kv_heads)
     top = lax.stop_gradient(exponents.max(1))
     return jnp.exp(exponents - top[:, None]), top
@@ -147,12 +166,12 @@ def _add(a: _Summary, b: _Summary) -> _Summary:
 
 
 def _read(features: Array, before: _Summary) -> tuple[Array, Array]:
-    """Den (R, X) and Num (R, X, H)."""
+    """Returns Den (R, X) and Num (R, X, H)."""
     return jnp.einsum("rfx,rf->rx", features, before.mass), jnp.einsum("rfx,rfh->rxh", features, before.values)
 
 
 def _finish(den: Array, num: Array, top: Array, num_features: int, eps: float | Array) -> tuple[Array, Array]:
-    """Out (R, X, H) and log_mass (R, X), from Den and Num divided by exp(top); eps is added to the true Den."""
+    """Returns the output (R, X, H) and the log-mass (R, X) from Den and Num divided by exp(top); eps adds to Den."""
     shift = top - math.log(num_features)
     floor = eps * jnp.exp(jnp.minimum(-shift, MAX_EXPONENT))
     # A row without keys has Num = Den = 0, and with eps = 0 nothing to divide by.
@@ -167,10 +186,10 @@ def _full(
     query_size, size = min(FULL_CHUNK, num_queries), min(FULL_CHUNK, key.shape[1])
     chunks = split_chunks(key, size), split_chunks(value, size), split_chunks(valid, size)
 
-    def add(total, chunk):
+    def add(total: _Summary, chunk: tuple[Array, ...]) -> tuple[_Summary, None]:
         return _add(total, _summarize(*unfold(chunk, batch), projection)), None
 
-    def read(chunk):
+    def read(chunk: tuple[Array, ...]) -> tuple[Array, ...]:
         (query,) = unfold(chunk, batch)
         features, top = _query_features(query, projection, num_kv_heads)
         parts = _finish(*_read(features, total), top + safe_max(total.top)[:, None], num_features, eps)
@@ -194,7 +213,7 @@ def _causal(
     upto = lax.associative_scan(_add, summaries)
     before = _Summary(*(pad_axis(x, 0, 1, 0, fill)[first:-1] for x, fill in zip(upto, (-jnp.inf, 0, 0), strict=True)))
 
-    def read(chunk):
+    def read(chunk: tuple[tuple[Array, ...], _Summary]) -> tuple[Array, ...]:
         tokens, before = chunk
         query, key, value, valid = unfold(tokens, batch)
         features, query_top = _query_features(query, projection, num_kv_heads)

@@ -9,6 +9,9 @@ from jax import lax
 
 from elsaa_jax.types import Array
 
+# Rank and position are sorted as one unsigned integer if they fit into it.
+PACKED_LIMIT = 2**32
+
 
 class Slots(NamedTuple):
     """Maps queries to sort slots, (B, X, T * g).
@@ -70,7 +73,7 @@ def sort_tokens(ranks: Ranks) -> tuple[Array, Array]:
     """Sorts tokens by rank, then position; returns the token at each place and its rank, (B, heads, n) each."""
     values, length = ranks.values, ranks.values.shape[2]
     token = lax.broadcasted_iota(jnp.int32, values.shape, 2)
-    if ranks.number * length <= 2**32:  # One integer sorts several times faster than two.
+    if ranks.number * length <= PACKED_LIMIT:  # One integer sorts several times faster than two.
         packed = lax.sort(values.astype(jnp.uint32) * length + token.astype(jnp.uint32), dimension=2)
         return (packed % length).astype(jnp.int32), (packed // length).astype(jnp.int32)
     values, token = lax.sort((values, token), dimension=2, num_keys=1)
