@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from elsaa_jax import dispatch
-from elsaa_jax.arrays.masking import zero_masked
+from elsaa_jax.arrays.guards import guard_inputs
 from elsaa_jax.blocks.stretches import Stretches
 from elsaa_jax.checks import (
     check_call,
     check_instance,
     check_planes,
+    check_race_planes,
     check_scalar,
     check_shared_bits,
     check_weights,
 )
-from elsaa_jax.config import MAX_HARD_BITS, ElsaaConfig, FusionConfig
+from elsaa_jax.config import MAX_HARD_BITS, MAX_SOFT_BITS, ElsaaConfig
 from elsaa_jax.fusion import fuse_checked
-from elsaa_jax.low_rank.call import RaceCall
-from elsaa_jax.low_rank.race import can_fuse, fused_race, make_arrays, make_race, race_branch
-from elsaa_jax.sparse.call import SparseCall
-from elsaa_jax.sparse.crossover import is_short
+from elsaa_jax.low_rank.race import fused_race, make_arrays, make_race, race_branch, with_fusion
+from elsaa_jax.sparse.crossover import longest_exact
 from elsaa_jax.sparse.sort_lsh import make_sparse, sparse_branch
 from elsaa_jax.types import Array, BranchOutput, CallFacts, FusionKind, Implementation
-from pallas_kernels.configs import block_refusal
-from pallas_kernels.fusion import FusedKind, Sparse
+from pallas_kernels.configs import block_refusal, race_refusal
+from pallas_kernels.fusion import Sparse
 
 Gates: TypeAlias = tuple[float | Array, float | Array]
 
@@ -88,76 +87,65 @@ def elsaa_attention(
       (1, 300, 2, 16)
     """
     check_instance("config", config, ElsaaConfig)
-    shape = getattr(query, "shape", ())[:3]
-    facts = check_call(query, key, value, is_causal=is_causal, query_mask=query_mask, key_mask=key_mask, scale=scale)
+    arrays, masks = (query, key, value, race_planes, lsh_planes), (query_mask, key_mask)
+    call = make_elsaa(*arrays, *masks, config, is_causal, scale, implementation)
     for name, weight in (("gate_sparse", gate_sparse), ("gate_low_rank", gate_low_rank), ("lam", lam)):
-        check_weights(name, weight, shape)
-    call = make_elsaa(
-        facts, query, key, race_planes, lsh_planes, config, query_mask is key_mask, implementation=implementation
-    )
+        check_weights(name, weight, query.shape[:3])
     beta = config.race.beta if beta is None else beta
     check_scalar("beta", beta, positive=True)
-    arrays = query, key, value, race_planes, lsh_planes, beta, query_mask, key_mask
-    return _elsaa(call, return_branches, *arrays, (gate_sparse, gate_low_rank), lam)
+    return _elsaa(call, return_branches, *arrays, beta, *masks, (gate_sparse, gate_low_rank), lam)
 
 
 class ElsaaCall(NamedTuple):
     """Static facts of one call. Hashable, so it can be a static argument of `jit`.
 
     Attributes:
-      sparse: Facts of the sparse branch.
-      race: Facts of the low-rank branch, with the fusion in its readout if that saves memory traffic.
-      fusion: Settings of the fusion.
+      facts: Sizes of the arrays, causality and scale.
+      config: Settings of the branches and of the fusion.
       kind: Kind of fusion.
-      num_bits: Bits of the sparse branch's hash.
-      is_exact: Whether the sparse branch, which is exact then, is the whole attention.
+      same_mask: Whether queries and keys have the same mask.
+      block_route: Implementation of the sparse branch.
+      race_route: Implementation of the low-rank branch.
     """
 
-    sparse: SparseCall
-    race: RaceCall
-    fusion: FusionConfig
+    facts: CallFacts
+    config: ElsaaConfig
     kind: FusionKind
-    num_bits: int
-    is_exact: bool
+    same_mask: bool
+    block_route: dispatch.Route
+    race_route: dispatch.Route
 
 
 def make_elsaa(
-    facts: CallFacts,
     query: Array,
     key: Array,
+    value: Array,
     race_planes: Array,
     lsh_planes: Array | None,
+    query_mask: Array | None,
+    key_mask: Array | None,
     config: ElsaaConfig,
-    same_mask: bool,
-    *,
+    is_causal: bool,
+    scale: float | None,
+    implementation: Implementation | None,
     kind: FusionKind | None = None,
-    implementation: Implementation | None = None,
 ) -> ElsaaCall:
-    """Checks the planes and returns the static facts of a call.
+    """Checks the arguments of `elsaa_attention` and returns the static facts of the call.
 
-    Args:
-      facts: Sizes of the arrays, causality and scale.
-      query: Queries, (B, T, N, H).
-      key: Keys, (B, S, K, H).
-      race_planes: Hash planes of the low-rank branch.
-      lsh_planes: Hash planes of the sparse branch, or None for the first race planes.
-      config: Settings of the branches and of the fusion.
-      same_mask: Whether queries and keys have the same mask.
-      kind: Kind of fusion; that of the config by default.
-      implementation: Implementation that the caller asked for.
+    `kind` overrules the kind of fusion of the config.
     """
-    fusion, kind = config.fusion, kind or config.fusion.kind
-    race = make_race(facts, query, key, race_planes, config.race.num_ensembles, config.race.chunk_size, implementation)
+    masks = {"query_mask": query_mask, "key_mask": key_mask}
+    facts = check_call(query, key, value, is_causal=is_causal, scale=scale, **masks)
+    check_race_planes("race_planes", race_planes, facts, config.race.num_ensembles, MAX_SOFT_BITS)
+    tables, bits = race_planes.shape[-3:-1]
     if lsh_planes is None:
-        check_shared_bits(config.sparse.num_bits, race_planes.shape[-3] * race_planes.shape[-2])
+        check_shared_bits(config.sparse.num_bits, tables * bits)
     else:
         check_planes("lsh_planes", lsh_planes, ("bits",), facts, MAX_HARD_BITS)
-    if can_fuse(race, kind, fusion.stop_gradient_mass):
-        race = race._replace(fusion=cast(FusedKind, kind), stop_gradient_mass=fusion.stop_gradient_mass)
-    route = dispatch.route(implementation, block_refusal(query, key))
-    sparse = make_sparse(facts, config.sparse, same_mask, route, count_keys=fusion.mass_scale == "mean")
-    short = is_short(config.sparse, facts.num_keys, facts.is_causal)
-    return ElsaaCall(sparse, race, fusion, kind, config.sparse.num_bits, short)
+    chunk = min(config.race.chunk_size, key.shape[1]) if is_causal else None
+    refusals = block_refusal(query, key), race_refusal(query, key, tables // config.race.num_ensembles, bits, chunk)
+    routes = dispatch.route(implementation, refusals[0]), dispatch.route(implementation, refusals[1])
+    return ElsaaCall(facts, config, kind or config.fusion.kind, query_mask is key_mask, *routes)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -176,13 +164,12 @@ def _elsaa(
     lam: float | Array,
 ) -> Array | tuple[Array, tuple[BranchOutput, BranchOutput]]:
     arrays = query, key, value, race_planes, lsh_planes, beta, query_mask, key_mask
+    both = attend_both(call, *arrays, gates, lam, keep_branches=return_branches)
     if not return_branches:
-        return attend_both(call, *arrays, gates, lam).out
-    both = attend_both(call._replace(race=call.race._replace(fusion=None), is_exact=False), *arrays, gates, lam)
+        return both.out
     assert both.low_rank_log_mass is not None
     assert both.low_rank_out is not None
-    low_rank = BranchOutput(both.low_rank_out, both.low_rank_log_mass)
-    return both.sparse.out if call.is_exact else both.out, (both.sparse, low_rank)
+    return both.out, (both.sparse, BranchOutput(both.low_rank_out, both.low_rank_log_mass))
 
 
 class Fused(NamedTuple):
@@ -214,6 +201,7 @@ def attend_both(
     gates: Gates,
     lam: float | Array,
     keep_sparse: Array | None = None,
+    keep_branches: bool = False,
 ) -> Fused:
     """Computes the fused output and both branches of arguments that were checked.
 
@@ -230,38 +218,51 @@ def attend_both(
       gates: Gates of the sparse and the low-rank branch, broadcast to (B, T, N).
       lam: Lambda, broadcast to (B, T, N).
       keep_sparse: Examples that have a sparse branch, (B,) bool, or None for all.
+      keep_branches: Whether to compute the output of the low-rank branch in any case.
 
     Returns:
       The output and the branches that were computed.
     """
+    facts, config, fusion = call.facts, call.config, call.config.fusion
     if lsh_planes is None:
-        lsh_planes = race_planes.reshape(*race_planes.shape[:-3], -1, race_planes.shape[-1])[..., : call.num_bits, :]
-    query, key, value = zero_masked(query, key, value, query_mask, key_mask)
-    sparse, num_keys = sparse_branch(call.sparse, query, key, value, lsh_planes, query_mask, key_mask)
+        planes = race_planes.reshape(*race_planes.shape[:-3], -1, race_planes.shape[-1])
+        lsh_planes = planes[..., : config.sparse.num_bits, :]
+    query, key, value = guard_inputs(query, key, value, query_mask, key_mask)
+    counts = fusion.mass_scale == "mean"
+    sparse_call = make_sparse(facts, config.sparse, call.same_mask, call.block_route, count_keys=counts)
+    sparse, num_keys = sparse_branch(sparse_call, query, key, value, lsh_planes, query_mask, key_mask)
     if num_keys is not None:
         sparse = BranchOutput(sparse.out, sparse.log_mass - jnp.log(jnp.maximum(num_keys, 1.0)))
-    if call.is_exact:
+    # With min_length="auto", exact attention runs alone up to the measured length.
+    alone = config.sparse.min_length == "auto" and facts.num_keys <= longest_exact(facts.is_causal)
+    if alone and not keep_branches:
         return Fused(sparse.out, sparse, None, None)
     if keep_sparse is not None:
         keep = keep_sparse[:, None, None]
         sparse = BranchOutput(jnp.where(keep[..., None], sparse.out, 0), jnp.where(keep, sparse.log_mass, -jnp.inf))
     low_rank_keys = None
-    if call.fusion.mass_scale == "mean":
-        facts = call.sparse.facts
+    if counts:
         stretch = Stretches(facts.num_keys, facts.num_queries, facts.num_keys, facts.is_causal)
         low_rank_keys = jnp.maximum(stretch.count_keys(query, key_mask), 1.0)
-    arrays = make_arrays(query, key, value, race_planes, beta, call.fusion.eps, key_mask)
-    if call.race.fusion is None:
-        low_rank = race_branch(call.race, arrays)
+    arrays = make_arrays(query, key, value, race_planes, beta, fusion.eps, key_mask)
+    race = make_race(facts, race_planes, config.race.num_ensembles, config.race.chunk_size, call.race_route)
+    if not keep_branches:
+        race = with_fusion(race, call.kind, fusion.stop_gradient_mass)
+    if race.fusion is None:
+        low_rank = race_branch(race, arrays)
         if low_rank_keys is not None:
             low_rank = BranchOutput(low_rank.out, low_rank.log_mass - jnp.log(low_rank_keys))
-        eps, stop_gradient = call.fusion.eps, call.fusion.stop_gradient_mass
-        out = fuse_checked(sparse, low_rank, gates, lam, eps=eps, kind=call.kind, stop_gradient_mass=stop_gradient)
+        out, eps, stop_gradient = sparse.out, fusion.eps, fusion.stop_gradient_mass
+        if not alone:
+            out = fuse_checked(sparse, low_rank, gates, lam, eps=eps, kind=call.kind, stop_gradient_mass=stop_gradient)
         return Fused(out, sparse, low_rank.log_mass, low_rank.out)
-    gate_sparse, gate_low_rank, lam = (
-        jnp.broadcast_to(jnp.asarray(x, jnp.float32), sparse.log_mass.shape) for x in (*gates, lam)
-    )
+    shape = sparse.log_mass.shape
+    gate_sparse = jnp.broadcast_to(jnp.asarray(gates[0], jnp.float32), shape)
+    gate_low_rank = jnp.broadcast_to(jnp.asarray(gates[1], jnp.float32), shape)
+    factor = jnp.broadcast_to(jnp.asarray(lam, jnp.float32), shape)
+    if low_rank_keys is None:
+        out, log_mass = fused_race(race, arrays, Sparse(*sparse, factor, gate_sparse, gate_low_rank))
+        return Fused(out, sparse, log_mass, None)
     # Lambda is a factor of the sum over keys, so it takes the division by their number.
-    factor = lam if low_rank_keys is None else lam / low_rank_keys
-    out, log_mass = fused_race(call.race, arrays, Sparse(*sparse, factor, gate_sparse, gate_low_rank))
-    return Fused(out, sparse, log_mass if low_rank_keys is None else log_mass - jnp.log(low_rank_keys), None)
+    out, log_mass = fused_race(race, arrays, Sparse(*sparse, factor / low_rank_keys, gate_sparse, gate_low_rank))
+    return Fused(out, sparse, log_mass - jnp.log(low_rank_keys), None)

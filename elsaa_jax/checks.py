@@ -164,6 +164,15 @@ def check_planes(name: str, planes: Array, axes: tuple[str, ...], facts: CallFac
         raise ValueError(f"{name} has values that are NaN or infinite; draw them by `elsaa_jax.sample_planes`")
 
 
+def check_race_planes(name: str, planes: Array, facts: CallFacts, num_ensembles: int, max_bits: int) -> None:
+    """Checks planes (M*L, P, H) or (K, M*L, P, H), whose tables M ensembles share equally."""
+    check_int("num_ensembles", num_ensembles, 1)
+    check_planes(name, planes, ("tables", "bits"), facts, max_bits)
+    tables = planes.shape[-3]
+    if tables == 0 or tables % num_ensembles:
+        raise ValueError(f"num_ensembles is {num_ensembles}; it must divide the {tables} tables of the planes")
+
+
 def check_shared_bits(num_bits: int, total_planes: int) -> None:
     """Raises ValueError where the sparse branch asks for more planes than the low-rank branch has."""
     if num_bits > total_planes:

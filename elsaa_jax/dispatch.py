@@ -20,7 +20,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 from elsaa_jax.checks import check_choice
-from elsaa_jax.types import Array, Implementation
+from elsaa_jax.types import Implementation
 from pallas_kernels import configs
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = ("xla", "pallas", "interpret")
@@ -40,11 +40,6 @@ class Route(NamedTuple):
     target: int
     arithmetic: configs.Arithmetic
     launcher: configs.Launcher = "pallas"
-
-    def settings(self, kernel: configs.KernelName, x: Array) -> configs.Settings:
-        """Returns the settings of a kernel for arrays like `x`."""
-        settings = configs.settings_of(kernel, x.dtype.name, x.shape[-1], self.target)
-        return settings._replace(arithmetic=self.arithmetic, launcher=self.launcher)
 
 
 XLA = Route("xla", 0, "gpu")

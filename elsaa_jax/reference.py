@@ -142,8 +142,7 @@ def _pair(
         else:
             low = sum(key_rank[j] < query_rank[i] for j in keys)
             high = sum(key_rank[j] <= query_rank[i] for j in keys)
-            share = np.float32(turn_of[i] + 0.5) / np.float32(num_turns)
-            place = min(low + int(np.floor(np.float32(high - low) * share)), len(keys) - 1)
+            place = min(low + (high - low) * (2 * turn_of[i] + 1) // (2 * num_turns), len(keys) - 1)
         block = place // block_size
         first, last = max(block - num_neighbors, 0), block + num_neighbors
         for j in sorted_keys[first * block_size : (last + 1) * block_size]:
@@ -367,9 +366,27 @@ def sparse_multiplier(
     sparse_log_mass: Array, low_rank_log_mass: Array, *, lam: Number = 1.0, eps: float = 1e-6
 ) -> Array:
     """Eq. 5, m = d_sparse / (d_sparse + lam d_lr + eps), by log-sum-exp as in Alg. "Causal ELSAA"."""
-    log_lam, log_eps = (jnp.broadcast_to(_log(_float32(x)), sparse_log_mass.shape) for x in (lam, eps))
-    log_total = _logsumexp(jnp.stack([sparse_log_mass, log_lam + low_rank_log_mass, log_eps], axis=-1))
-    return jnp.exp(jnp.where(jnp.isneginf(sparse_log_mass), -jnp.inf, sparse_log_mass - log_total))
+    factor, floor = (jnp.broadcast_to(_float32(x), sparse_log_mass.shape) for x in (lam, eps))
+    exponents = [sparse_log_mass, low_rank_log_mass, jnp.zeros_like(floor)]
+    parts = _scaled_exp(exponents, [jnp.ones_like(factor), factor, floor])
+    return _share(parts[0], parts)
+
+
+def _scaled_exp(exponents: list[Array], factors: list[Array]) -> list[Array]:
+    """Returns factor * exp(exponent) of each pair, all divided by the largest, so that nothing overflows.
+
+    The factors stay outside of the exponent: a factor of 0 has a derivative.
+    """
+    logs = jnp.stack([x + _log(factor) for x, factor in zip(exponents, factors, strict=True)])
+    top = lax.stop_gradient(jnp.max(logs, axis=0))
+    top = jnp.where(jnp.isneginf(top), 0.0, top)
+    return [factor * jnp.exp(jnp.minimum(x - top, 80.0)) for x, factor in zip(exponents, factors, strict=True)]
+
+
+def _share(part: Array, parts: list[Array]) -> Array:
+    """Returns part / sum(parts); 0, with gradient 0, where the sum is 0."""
+    total = functools.reduce(jnp.add, parts)
+    return jnp.where(total > 0, part / jnp.where(total > 0, total, 1.0), 0.0)
 
 
 def fuse(
@@ -397,9 +414,8 @@ def fuse(
     elif kind == "sum":
         weight_sparse, weight_low_rank = gate_sparse, gate_low_rank
     elif kind == "lse":
-        first = BranchOutput(out_sparse, log_sparse + _log(gate_sparse))
-        second = BranchOutput(out_low_rank, log_low_rank + _log(lam) + _log(gate_low_rank))
-        return merge(first, second).out.astype(sparse.out.dtype)
+        parts = _scaled_exp([log_sparse, log_low_rank], [gate_sparse, lam * gate_low_rank])
+        weight_sparse, weight_low_rank = (_share(part, parts) for part in parts)
     else:
         raise ValueError(f"kind is {kind!r}; it must be 'elsaa', 'convex', 'sum' or 'lse'")
     out = weight_sparse[..., None] * out_sparse + weight_low_rank[..., None] * out_low_rank

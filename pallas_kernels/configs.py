@@ -130,6 +130,20 @@ def settings_of(kernel: KernelName, dtype: str, head_dim: int, target: int) -> S
     return Settings(*_TABLE[kernel, dtype, head_dim][TARGETS.index(target)])
 
 
+def settings_for(kernel: KernelName, x: jax.Array, target: int, arithmetic: Arithmetic, launcher: Launcher) -> Settings:
+    """Returns the settings of a kernel for arrays (..., H) like `x`.
+
+    Args:
+      kernel: Name of the kernel.
+      x: Queries, keys or values.
+      target: Compute capability, one of `TARGETS`.
+      arithmetic: "gpu", or the arithmetic of the interpreter.
+      launcher: Launcher of the kernel.
+    """
+    settings = settings_of(kernel, x.dtype.name, x.shape[-1], target)
+    return settings._replace(arithmetic=arithmetic, launcher=launcher)
+
+
 def fit(size: int, length: int) -> int:
     """Returns the tile size for `length` rows: `size`, or a smaller power of two if that is enough, but at least 16."""
     return min(size, max(MIN_TILE, 1 << (length - 1).bit_length()))

@@ -101,7 +101,8 @@ def test_keys_that_do_not_pack_sort_the_same(pair, is_causal, monkeypatch):
             patch.setattr(
                 orders.lax, "sort", lambda x, **options: calls.append(isinstance(x, tuple)) or sort(x, **options)
             )
-            made = (causal_plan if is_causal else full_plan)(call, query, key, 3, mask, mask)
+            tokens = orders.sort_both(call, query, key, 3, mask, mask)
+            made = (causal_plan if is_causal else full_plan)(call, tokens, mask, mask)
         sorts.append(calls)
         return made
 

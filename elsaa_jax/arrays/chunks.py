@@ -18,11 +18,6 @@ def pad_axis(x: Array, axis: int, before: int, after: int, fill: float | bool = 
     return jnp.pad(x, widths, constant_values=fill)
 
 
-def flatten(x: Array) -> Array:
-    """Flattens (B, tokens, heads, ...) to (B * tokens * heads, ...)."""
-    return x.reshape(-1, *x.shape[3:])
-
-
 def split_chunks(x: Array, size: int, start: int = 0) -> Array:
     """Cuts (B, tokens, ...) into (chunks, B * C, ...); the tokens begin at place `start` of the first chunk.
 

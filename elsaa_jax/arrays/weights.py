@@ -11,7 +11,7 @@ from jax import lax
 from elsaa_jax.arrays.masses import safe_log, safe_max
 from elsaa_jax.types import Array, FusionKind
 
-# exp of at most this is finite in float32, and so is its square root of a derivative.
+# Largest exponent whose exponential is used: beyond it, derivatives would overflow in float32.
 MAX_EXPONENT = 80.0
 
 
@@ -56,8 +56,9 @@ def fusion_weights(
         logs = [mass + safe_log(scale) for mass, scale in zip(masses, scales, strict=True)]
         base = safe_max(lax.stop_gradient(jnp.maximum(*logs)))
         sparse, low_rank = (scale * _exp(mass - base) for mass, scale in zip(masses, scales, strict=True))
-        total = jnp.where(sparse + low_rank > 0, sparse + low_rank, 1.0)
-        return sparse / total, low_rank / total
+        present = sparse + low_rank > 0
+        total = jnp.where(present, sparse + low_rank, 1.0)
+        return jnp.where(present, sparse / total, 0.0), jnp.where(present, low_rank / total, 0.0)
     m = multiplier(*masses, lam, jnp.broadcast_to(eps, lam.shape))
     return gates[0] * m, gates[1] * (1 - m if kind == "convex" else 1.0)
 

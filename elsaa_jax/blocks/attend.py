@@ -11,13 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from elsaa_jax import dispatch
-from elsaa_jax.arrays.derivatives import first_order_only, reverse_only
+from elsaa_jax.arrays.guards import first_order_only
 from elsaa_jax.arrays.masses import dot_rows
 from elsaa_jax.blocks import kernels, xla
 from elsaa_jax.blocks.call import BlockCall
 from elsaa_jax.types import Array, TilePlan
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def attend(
     call: BlockCall,
     query: Array,
@@ -41,20 +42,7 @@ def attend(
     Returns:
       The output (B, T, N, H) in the dtype of the query, and the log-mass (B, T, N) float32.
     """
-    return _attend(call, *reverse_only((query, key, value)), plan, query_mask, key_mask)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(
-    call: BlockCall,
-    query: Array,
-    key: Array,
-    value: Array,
-    plan: TilePlan | None,
-    query_mask: Array | None,
-    key_mask: Array | None,
-) -> tuple[Array, Array]:
-    forms = (functools.partial(form.forward, call) for form in (kernels, xla))
+    forms = functools.partial(kernels.forward, call), functools.partial(xla.forward, call)
     return dispatch.choose(call.route, *forms, query, key, value, plan, query_mask, key_mask)
 
 
@@ -70,7 +58,7 @@ def _attend_fwd(
     query_mask: Array | None,
     key_mask: Array | None,
 ) -> tuple[tuple[Array, Array], Residuals]:
-    out, log_mass = _attend(call, query, key, value, plan, query_mask, key_mask)
+    out, log_mass = attend(call, query, key, value, plan, query_mask, key_mask)
     return (out, log_mass), (query, key, value, plan, query_mask, key_mask, out, log_mass)
 
 
@@ -81,9 +69,9 @@ def _attend_bwd(
     d_out, d_log_mass = first_order_only(cotangents)
     # The backward pass subtracts out . d_out - d_log_mass from d_out . v; 0 for a query without keys.
     shift = jnp.where(jnp.isneginf(log_mass), 0.0, dot_rows(out, d_out) - d_log_mass)
-    forms = (functools.partial(form.backward, call) for form in (kernels, xla))
+    forms = functools.partial(kernels.backward, call), functools.partial(xla.backward, call)
     d_query, d_key, d_value = dispatch.choose(call.route, *forms, *inputs, log_mass, d_out, shift)
     return d_query, d_key, d_value, None, None, None
 
 
-_attend.defvjp(_attend_fwd, _attend_bwd)
+attend.defvjp(_attend_fwd, _attend_bwd)

@@ -37,6 +37,8 @@ class Span(NamedTuple):
       query_chunk: Queries of a chunk.
       key_chunk: Keys of a chunk.
       masked: Whether there is a key mask.
+      stretches_at_a_time: Stretches whose scores stay in the cache.
+      rows_at_a_time: Rows of these whose scores stay in the cache.
     """
 
     scale: float
@@ -46,22 +48,24 @@ class Span(NamedTuple):
     query_chunk: int
     key_chunk: int
     masked: bool
+    stretches_at_a_time: int
+    rows_at_a_time: int
 
 
 def forward(
     stretches: Stretches, scale: float, query: Array, key: Array, value: Array, key_mask: Array | None
 ) -> tuple[Array, Array]:
     """Returns the output (B, T, N, H) and the log-mass (B, T, N) within the stretches, both float32."""
-    span = _make_span(stretches, scale, key_mask)
+    span = _make_span(stretches, scale, query, key, key_mask)
 
     def attend(query: Array, key: Array, value: Array, key_mask: Array | None) -> tuple[Array, ...]:
         rows = _to_query_rows(span, query, key.shape[2]), *_to_key_rows(span, key, value, key_mask)
         out, log_mass = _map_rows(span, _forward_rows, *rows)
-        return _from_query_rows(span, out, len(query)), _from_query_rows(span, log_mass, len(query))
+        return _from_rows(out, len(query), span.num_queries), _from_rows(log_mass, len(query), span.num_queries)
 
     inputs = _split(stretches, query, key, value, key_mask)
-    out, log_mass = (stretches.join_queries(x) for x in _map_stretches(span, attend, *inputs))
-    return out, log_mass
+    out, log_mass = _map_stretches(span, attend, *inputs)
+    return stretches.join(out, "queries"), stretches.join(log_mass, "queries")
 
 
 def backward(
@@ -76,7 +80,7 @@ def backward(
     shift: Array,
 ) -> tuple[Array, Array, Array]:
     """Returns d_query, d_key and d_value in float32. `log_mass` is +inf for a query without keys."""
-    span = _make_span(stretches, scale, key_mask)
+    span = _make_span(stretches, scale, query, key, key_mask)
 
     def derive(
         query: Array,
@@ -91,34 +95,42 @@ def backward(
         # exp(logit - inf) is 0: padding has no weights.
         rows = to_rows(log_mass, fill=jnp.inf), to_rows(d_out), to_rows(shift)
         keys = _to_key_rows(span, key, value, key_mask)
-        d_query, *d_keys = _map_rows(span, _backward_rows, to_rows(query), *keys, *rows)
-        return _from_query_rows(span, d_query, len(query)), *(_from_key_rows(span, x, len(query)) for x in d_keys)
+        batch = len(query)
+        d_query, d_key, d_value = _map_rows(span, _backward_rows, to_rows(query), *keys, *rows)
+        d_key, d_value = (
+            _from_rows(d_key[:, None], batch, span.num_keys),
+            _from_rows(d_value[:, None], batch, span.num_keys),
+        )
+        return _from_rows(d_query, batch, span.num_queries), d_key, d_value
 
     inputs = _split(stretches, query, key, value, key_mask)
     # Queries that pad the first and the last stretch have weights, but no cotangent.
-    rows = (stretches.split_queries(x) for x in (log_mass, d_out, shift))
+    rows = [stretches.split(x, "queries") for x in (log_mass, d_out, shift)]
     d_query, d_key, d_value = _map_stretches(span, derive, *inputs, *rows)
-    return stretches.join_queries(d_query), stretches.join_keys(d_key), stretches.join_keys(d_value)
+    return stretches.join(d_query, "queries"), stretches.join(d_key, "keys"), stretches.join(d_value, "keys")
 
 
-def _make_span(stretches: Stretches, scale: float, key_mask: Array | None) -> Span:
-    num_queries, num_keys = stretches.queries_each, stretches.keys_each
+def _make_span(stretches: Stretches, scale: float, query: Array, key: Array, key_mask: Array | None) -> Span:
+    num_queries, num_keys, number = stretches.queries_each, stretches.keys_each, query.shape[0] * stretches.number
     chunks = equal_size(num_queries, CHUNK), equal_size(num_keys, CHUNK)
-    return Span(scale, stretches.is_causal, num_queries, num_keys, *chunks, key_mask is not None)
+    at_a_time = SCORES_AT_A_TIME // (chunks[0] * chunks[1])  # Heads whose scores are computed at a time.
+    num_heads, num_kv_heads = query.shape[2], key.shape[2]
+    some = largest_divisor(number, at_a_time // num_heads)
+    rows = largest_divisor(some * num_kv_heads, at_a_time // (num_heads // num_kv_heads))
+    return Span(scale, stretches.is_causal, num_queries, num_keys, *chunks, key_mask is not None, some, rows)
 
 
 def _split(
     stretches: Stretches, query: Array, key: Array, value: Array, key_mask: Array | None
 ) -> tuple[Array | None, ...]:
-    keys = (None if x is None else stretches.split_keys(x) for x in (key, value, key_mask))
-    return stretches.split_queries(query), *keys
+    keys = (None if x is None else stretches.split(x, "keys") for x in (key, value, key_mask))
+    return stretches.split(query, "queries"), *keys
 
 
 def _map_stretches(span: Span, function: Callable[..., tuple[Array, ...]], *arrays: Array | None) -> tuple[Array, ...]:
     """Applies `function` to a few stretches at a time, so that each is transposed while it is in the cache."""
     assert arrays[0] is not None
-    number, num_heads = arrays[0].shape[0], arrays[0].shape[2]
-    at_a_time = largest_divisor(number, SCORES_AT_A_TIME // (num_heads * span.query_chunk * span.key_chunk))
+    number, at_a_time = arrays[0].shape[0], span.stretches_at_a_time
     if at_a_time == number:
         return function(*arrays)
 
@@ -137,8 +149,7 @@ def _map_stretches(span: Span, function: Callable[..., tuple[Array, ...]], *arra
 def _map_rows(span: Span, function: Callable[..., Any], *arrays: Array) -> Any:
     """Applies `function` to as many rows at a time as keep their scores in the cache."""
     function = functools.partial(function, span)
-    num_rows, group = arrays[0].shape[:2]
-    at_a_time = largest_divisor(num_rows, SCORES_AT_A_TIME // (group * span.query_chunk * span.key_chunk))
+    num_rows, at_a_time = arrays[0].shape[0], span.rows_at_a_time
     if at_a_time == num_rows:
         return function(*arrays)
     split = [x.reshape(num_rows // at_a_time, at_a_time, *x.shape[1:]) for x in arrays]
@@ -153,9 +164,9 @@ def _to_query_rows(span: Span, x: Array, num_kv_heads: int, fill: float = 0) -> 
     return pad_axis(x, 2, 0, -x.shape[2] % span.query_chunk, fill)
 
 
-def _from_query_rows(span: Span, x: Array, batch: int) -> Array:
-    """Undoes `_to_query_rows`."""
-    return jnp.moveaxis(x[:, :, : span.num_queries].reshape(batch, -1, span.num_queries, *x.shape[3:]), 1, 2)
+def _from_rows(x: Array, batch: int, length: int) -> Array:
+    """Transposes (R, heads, tokens, ...) to (B, length, K * heads, ...), without the padding."""
+    return jnp.moveaxis(x[:, :, :length].reshape(batch, -1, length, *x.shape[3:]), 1, 2)
 
 
 def _to_key_rows(span: Span, key: Array, value: Array, key_mask: Array | None) -> tuple[Array, Array, Array]:
@@ -166,11 +177,6 @@ def _to_key_rows(span: Span, key: Array, value: Array, key_mask: Array | None) -
         valid = pad_axis(jnp.repeat(key_mask, num_kv_heads, axis=0), 1, 0, extra)
     key, value = (jnp.moveaxis(x, 2, 1).reshape(-1, x.shape[1], x.shape[3]) for x in (key, value))
     return pad_axis(key, 1, 0, extra), pad_axis(value, 1, 0, extra), valid
-
-
-def _from_key_rows(span: Span, x: Array, batch: int) -> Array:
-    """Transposes (R, S, H) to (B, S, K, H), without the padding."""
-    return jnp.moveaxis(x[:, : span.num_keys].reshape(batch, -1, span.num_keys, x.shape[2]), 1, 2)
 
 
 def _chunk(x: Array, index: Array, size: int, axis: int) -> Array:
@@ -271,5 +277,5 @@ def _backward_rows(
     start = jnp.zeros(query.shape, jnp.float32)
     num_key_chunks = key.shape[1] // columns
     d_query, parts = lax.scan(key_chunk, start, jnp.arange(num_key_chunks, dtype=jnp.int32))
-    d_key, d_value = (jnp.moveaxis(x, 0, 1).reshape(key.shape) for x in parts)
-    return d_query, d_key, d_value
+    d_key, d_value = parts
+    return d_query, jnp.moveaxis(d_key, 0, 1).reshape(key.shape), jnp.moveaxis(d_value, 0, 1).reshape(key.shape)

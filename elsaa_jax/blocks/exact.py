@@ -7,7 +7,7 @@ import functools
 import jax
 
 from elsaa_jax import dispatch
-from elsaa_jax.arrays.masking import zero_masked
+from elsaa_jax.arrays.guards import guard_inputs
 from elsaa_jax.blocks.attend import attend
 from elsaa_jax.blocks.call import BlockCall
 from elsaa_jax.blocks.stretches import Stretches
@@ -61,5 +61,5 @@ def make_exact(facts: CallFacts, route: dispatch.Route) -> BlockCall:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _exact(call: BlockCall, query: Array, key: Array, value: Array, key_mask: Array | None) -> BranchOutput:
-    query, key, value = zero_masked(query, key, value, None, key_mask)
+    query, key, value = guard_inputs(query, key, value, None, key_mask)
     return BranchOutput(*attend(call, query, key, value, None, None, key_mask))

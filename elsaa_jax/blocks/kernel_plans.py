@@ -57,20 +57,17 @@ def stretch_plan(
     stretches = call.stretches
     assert stretches is not None
     (batch, num_queries, num_heads, _), (_, num_keys, num_kv_heads, _) = query.shape, key.shape
-    group, padding_query, padding_key = (
-        num_heads // num_kv_heads,
-        query.size // query.shape[-1],
-        key.size // key.shape[-1],
-    )
+    queries_each, keys_each, group = stretches.queries_each, stretches.keys_each, num_heads // num_kv_heads
+    padding_query, padding_key = query.size // query.shape[-1], key.size // key.shape[-1]
     query_rows = jnp.arange(padding_query, dtype=INT32).reshape(batch, num_queries, num_kv_heads, group)
-    query_rows = jnp.moveaxis(stretches.split_queries(query_rows, padding_query), 2, 1)
+    query_rows = jnp.moveaxis(stretches.split(query_rows, "queries", padding_query), 2, 1)
     key_rows = jnp.arange(padding_key, dtype=INT32).reshape(batch, num_keys, num_kv_heads)
     if key_mask is not None:
         key_rows = jnp.where(key_mask[:, :, None], key_rows, padding_key)
-    key_rows = stretches.split_keys(key_rows, padding_key).swapaxes(1, 2)
+    key_rows = stretches.split(key_rows, "keys", padding_key).swapaxes(1, 2)
     # Queries of a stretch are ordered by position, then head.
-    query_rows = query_rows.reshape(1, -1, stretches.queries_each * group)
-    key_rows = key_rows.reshape(1, -1, stretches.keys_each)
+    query_rows = query_rows.reshape(1, -1, queries_each * group)
+    key_rows = key_rows.reshape(1, -1, keys_each)
 
     (query_rows,), tiles_each = _cut(query_rows, settings.query_tile, padding_query)
     (key_rows,), blocks_each = _cut(key_rows, settings.key_tile, padding_key)
@@ -80,7 +77,7 @@ def stretch_plan(
     causal = None
     if stretches.is_causal:
         causal = Causal(num_queries, num_keys, num_heads, num_kv_heads)
-        before = stretches.keys_each - stretches.queries_each
+        before = keys_each - queries_each
         last_position = before + ((tile % tiles_each + 1) * query_tile - 1) // group
         blocks_seen = jnp.minimum(last_position // key_tile + 1, blocks_each)
         first_position = jnp.maximum(block % blocks_each * key_tile - before, 0)

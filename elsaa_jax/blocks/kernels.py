@@ -12,11 +12,11 @@ from typing import TypeVar
 import jax.numpy as jnp
 from jax import lax
 
-from elsaa_jax.arrays.chunks import flatten
 from elsaa_jax.blocks.call import BlockCall
 from elsaa_jax.blocks.kernel_plans import level_plans, stretch_plan
 from elsaa_jax.types import Array, DType, TilePlan
 from pallas_kernels import block_attention
+from pallas_kernels.configs import settings_for
 
 State = TypeVar("State")
 
@@ -31,11 +31,11 @@ def forward(
     key_mask: Array | None,
 ) -> tuple[Array, Array]:
     """Returns the output and the log-mass. The arguments are those of `attend.attend`."""
-    settings = call.route.settings("block_forward", query)
+    settings = settings_for("block_forward", query, *call.route[1:])
     # A masked query is in no tile of a plan, and neither is one all of whose keys are masked.
     masked = query_mask is not None or key_mask is not None
-    rows = flatten(query), flatten(key), flatten(value)
     dtype = _sum_dtype(call, query, plan)
+    rows = query.reshape(-1, query.shape[-1]), key.reshape(-1, key.shape[-1]), value.reshape(-1, value.shape[-1])
     state: tuple[Array, Array] | None = None
     if call.stretches is not None:
         part, geometry = stretch_plan(call, query, key, key_mask, settings)
@@ -69,10 +69,17 @@ def backward(
     """Returns d_query, d_key and d_value. `one_block.backward` explains `log_mass` and `shift`."""
     # exp(logit - inf) is 0: a query without keys has no weights.
     log_mass = jnp.where(jnp.isneginf(log_mass), jnp.inf, log_mass)
-    rows = flatten(query), flatten(key), flatten(value), flatten(log_mass), flatten(d_out), flatten(shift)
+    rows = (
+        query.reshape(-1, query.shape[-1]),
+        key.reshape(-1, key.shape[-1]),
+        value.reshape(-1, value.shape[-1]),
+        log_mass.reshape(-1),
+        d_out.reshape(-1, d_out.shape[-1]),
+        shift.reshape(-1),
+    )
     dtype = _sum_dtype(call, query, plan)
-    of_query = call.route.settings("block_backward_query", query)
-    of_key = call.route.settings("block_backward_key", query)
+    of_query = settings_for("block_backward_query", query, *call.route[1:])
+    of_key = settings_for("block_backward_key", query, *call.route[1:])
     masked = query_mask is not None or key_mask is not None
     d_query = jnp.zeros(rows[0].shape, dtype) if call.stretches is None and masked else None
     d_keys: tuple[Array, Array] | None = None

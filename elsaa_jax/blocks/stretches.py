@@ -6,12 +6,14 @@ position 0. Both implementations, XLA and kernels, cut their arrays by the metho
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 
 from elsaa_jax.arrays.chunks import pad_axis
 from elsaa_jax.types import Array
+
+Side: TypeAlias = Literal["queries", "keys"]
 
 
 class Stretches(NamedTuple):
@@ -52,44 +54,32 @@ class Stretches(NamedTuple):
         """Keys of one stretch, padding included."""
         return self.num_keys - self.first if self.number == 1 else self.base
 
-    def split_queries(self, x: Array, fill: float = 0) -> Array:
-        """Cuts (B, T, ...) into (B * number, queries_each, ...), padded with `fill`."""
-        return self._split(x, self._before, fill)
+    def split(self, x: Array, side: Side, fill: float = 0) -> Array:
+        """Cuts (B, T or S, ...) into (B * number, queries or keys of each, ...), padded with `fill`.
 
-    def split_keys(self, x: Array, fill: float = 0) -> Array:
-        """Cuts (B, S, ...) into (B * number, keys_each, ...), padded with `fill`; keys before `first` are left out."""
-        return self._split(x[:, self.first :], 0, fill)
+        Keys before `first` are left out.
+        """
+        x = x[:, self.first :] if side == "keys" else x
+        if self.number == 1:
+            return x
+        before = self.num_keys - self.num_queries - self.first if side == "queries" else 0
+        x = pad_axis(x, 1, before, self.number * self.base - before - x.shape[1], fill)
+        return x.reshape(-1, self.base, *x.shape[2:])
 
-    def join_queries(self, x: Array) -> Array:
-        """Undoes `split_queries`."""
-        return self._join(x, self._before, self.num_queries)
-
-    def join_keys(self, x: Array) -> Array:
-        """Undoes `split_keys`, with 0 for the keys before `first`."""
-        return pad_axis(self._join(x, 0, self.num_keys - self.first), 1, self.first, 0)
+    def join(self, x: Array, side: Side) -> Array:
+        """Undoes `split`, with 0 for the keys before `first`."""
+        if self.number > 1:
+            before = self.num_keys - self.num_queries - self.first if side == "queries" else 0
+            length = self.num_queries if side == "queries" else self.num_keys - self.first
+            x = x.reshape(-1, self.number * self.base, *x.shape[2:])[:, before : before + length]
+        return pad_axis(x, 1, self.first, 0) if side == "keys" else x
 
     def count_keys(self, query: Array, key_mask: Array | None) -> Array:
         """Counts the keys of its stretch that each query attends to, (B, T, N) float32."""
         valid = jnp.ones((query.shape[0], self.num_keys), bool) if key_mask is None else key_mask
-        count = jnp.cumsum(self.split_keys(valid), axis=1, dtype=jnp.int32)
+        count = jnp.cumsum(self.split(valid, "keys"), axis=1, dtype=jnp.int32)
         if self.is_causal:
             count = count[:, self.keys_each - self.queries_each :]
         else:
             count = jnp.broadcast_to(count[:, -1:], (len(count), self.queries_each))
-        return jnp.broadcast_to(self.join_queries(count)[:, :, None], query.shape[:3]).astype(jnp.float32)
-
-    @property
-    def _before(self) -> int:
-        """Padding before the first query, if there are several stretches."""
-        return self.num_keys - self.num_queries - self.first
-
-    def _split(self, x: Array, before: int, fill: float) -> Array:
-        if self.number == 1:
-            return x
-        x = pad_axis(x, 1, before, self.number * self.base - before - x.shape[1], fill)
-        return x.reshape(-1, self.base, *x.shape[2:])
-
-    def _join(self, x: Array, before: int, length: int) -> Array:
-        if self.number == 1:
-            return x
-        return x.reshape(-1, self.number * self.base, *x.shape[2:])[:, before : before + length]
+        return jnp.broadcast_to(self.join(count, "queries")[:, :, None], query.shape[:3]).astype(jnp.float32)

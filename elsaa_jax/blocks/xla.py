@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from elsaa_jax.arrays.chunks import flatten
 from elsaa_jax.blocks import dense, tiles
 from elsaa_jax.blocks.call import BlockCall
 from elsaa_jax.types import Array, TilePlan
@@ -24,10 +23,17 @@ def forward(
     start = None
     if call.stretches is not None:
         out, log_mass = dense.forward(call.stretches, call.scale, query, key, value, key_mask)
-        start = flatten(out), flatten(log_mass)
+        start = out.reshape(-1, out.shape[-1]), log_mass.reshape(-1)
     if plan is not None:
         plan = tiles.interleave(plan, key.shape[0] * key.shape[2])
-        start = tiles.forward(plan, call.scale, flatten(query), flatten(key), flatten(value), start)
+        start = tiles.forward(
+            plan,
+            call.scale,
+            query.reshape(-1, query.shape[-1]),
+            key.reshape(-1, key.shape[-1]),
+            value.reshape(-1, value.shape[-1]),
+            start,
+        )
     assert start is not None
     out, log_mass = start
     return out.reshape(query.shape).astype(query.dtype), log_mass.reshape(query.shape[:3])
@@ -56,11 +62,20 @@ def backward(
         rows = log_mass, d_out, shift
         d_query, d_key, d_value = dense.backward(call.stretches, call.scale, *inputs, key_mask, *rows)
     if plan is not None:
-        flat = flatten(query), flatten(key), flatten(value), flatten(log_mass), flatten(d_out), flatten(shift)
+        flat = (
+            query.reshape(-1, query.shape[-1]),
+            key.reshape(-1, key.shape[-1]),
+            value.reshape(-1, value.shape[-1]),
+            log_mass.reshape(-1),
+            d_out.reshape(-1, d_out.shape[-1]),
+            shift.reshape(-1),
+        )
         plan = tiles.interleave(plan, key.shape[0] * key.shape[2])
-        start = flatten(d_query), flatten(d_key), flatten(d_value)
+        start = (
+            d_query.reshape(-1, d_query.shape[-1]),
+            d_key.reshape(-1, d_key.shape[-1]),
+            d_value.reshape(-1, d_value.shape[-1]),
+        )
         d_query, d_key, d_value = tiles.backward(plan, call.scale, *flat, start)
-    d_query, d_key, d_value = (
-        d.reshape(x.shape).astype(x.dtype) for d, x in zip((d_query, d_key, d_value), inputs, strict=True)
-    )
-    return d_query, d_key, d_value
+    d_query, d_key, d_value = d_query.reshape(query.shape), d_key.reshape(key.shape), d_value.reshape(key.shape)
+    return d_query.astype(query.dtype), d_key.astype(key.dtype), d_value.astype(value.dtype)

@@ -99,7 +99,8 @@ def attention_fn(
         causal = is_causal or always_causal
         for name, weight in (("gate_sparse", gate_sparse), ("gate_low_rank", gate_low_rank), ("lam", lam)):
             check_weights(name, weight, query.shape[:3])
-        spec = AttentionSpec(attention, config, num_heads, key.shape[2], head_dim, causal, implementation)
+        sizes = num_heads, key.shape[2], num_heads * head_dim
+        spec = AttentionSpec(attention, config, *sizes, causal, implementation)
         key_mask = key_mask_of(mask, tuple(lead), num_queries, key.shape[1])
         out, weights = spec.attend(
             query,
@@ -157,5 +158,5 @@ def sample_hashes(
       (4, 4, 16)
     """
     heads = 1 if num_kv_heads is None else num_kv_heads
-    hashes = AttentionSpec(attention, config, heads, heads, head_dim, False, None).sample_hashes(rng)
+    hashes = AttentionSpec(attention, config, heads, heads, heads * head_dim, False, None).sample_hashes(rng)
     return {name: x[0] for name, x in hashes.items()} if num_kv_heads is None else hashes

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from elsaa_jax.checks import check_array
 from elsaa_jax.layers.spec import AttentionSpec
-from elsaa_jax.types import Array
+from elsaa_jax.types import Array, DType
 
 
 class Inputs(NamedTuple):
@@ -51,7 +51,8 @@ class Inputs(NamedTuple):
         inputs_k = inputs_q if inputs_k is None else inputs_k
         inputs_v = inputs_k if inputs_v is None else inputs_v
         for name, x in (("inputs_q", inputs_q), ("inputs_k", inputs_k), ("inputs_v", inputs_v)):
-            check_array(name, x)
+            if not isinstance(x, jax.Array | np.ndarray):
+                raise ValueError(f"{name} is a {type(x).__name__}; it must be an array: use jnp.asarray")
             if jnp.ndim(x) < 2 or jnp.shape(x)[:-2] != jnp.shape(inputs_q)[:-2]:
                 raise ValueError(
                     f"{name} has shape {jnp.shape(x)}; it must be (..., length, features) with the batch axes of "
@@ -84,7 +85,8 @@ def key_mask_of(mask: Array | None, lead: tuple[int, ...], num_queries: int, num
     """
     if mask is None:
         return None
-    check_array("mask", mask)
+    if not isinstance(mask, jax.Array | np.ndarray):
+        raise ValueError(f"mask is a {type(mask).__name__}; it must be an array: use jnp.asarray")
     shape = jnp.shape(mask)
     fits = len(shape) in (len(lead) + 1, len(lead) + 3) and shape[-1] == num_keys
     fits = fits and all(a in (1, b) for a, b in zip(shape, lead, strict=False))
@@ -97,6 +99,27 @@ def key_mask_of(mask: Array | None, lead: tuple[int, ...], num_queries: int, num
         )
     mask = jnp.asarray(mask).astype(bool).reshape(*shape[: len(lead)], num_keys)
     return jnp.broadcast_to(mask, (*lead, num_keys)).reshape(-1, num_keys)
+
+
+class Parameter(NamedTuple):
+    """Shape and initial value of a parameter.
+
+    Attributes:
+      init: Function of a key, a shape and a dtype that returns the initial value.
+      shape: Shape.
+    """
+
+    init: Callable[[Array, tuple[int, ...], DType], Array]
+    shape: tuple[int, ...]
+
+
+def convolution_parameters(spec: AttentionSpec) -> dict[str, Parameter]:
+    """Returns the taps of the short convolutions by name, (taps, heads, H) each; empty without convolutions."""
+    taps = spec.config.short_conv
+    if not taps:
+        return {}
+    heads = {"query_conv": spec.num_heads, "key_conv": spec.num_kv_heads, "value_conv": spec.num_kv_heads}
+    return {name: Parameter(_random_taps, (taps, number, spec.head_dim)) for name, number in heads.items()}
 
 
 def convolve_and_rotate(
@@ -202,3 +225,8 @@ def dropout(x: Array, rng: Array, rate: float, broadcast: bool) -> Array:
     shape = (1, x.shape[1], 1, x.shape[3]) if broadcast else x.shape
     keep = jnp.broadcast_to(jax.random.bernoulli(rng, 1.0 - rate, shape), x.shape)
     return jnp.where(keep, x / (1.0 - rate), 0).astype(x.dtype)
+
+
+def _random_taps(rng: Array, shape: tuple[int, ...], dtype: DType) -> Array:
+    """Draws the taps of a short convolution: normal, of variance 1 / taps, so that tokens mix and keep their scale."""
+    return jax.random.normal(rng, shape, dtype) * shape[0] ** -0.5

@@ -7,14 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
+import jax
 import jax.numpy as jnp
 from flax.linen.linear import default_kernel_init
 from flax.linen.module import merge_param
 
 from elsaa_jax.config import ElsaaConfig
-from elsaa_jax.layers.inputs import Inputs, convolve_and_rotate, dropout
-from elsaa_jax.layers.parameters import convolution_parameters, fusion_parameters, fusion_values
-from elsaa_jax.layers.spec import MEANINGLESS_FIELDS, AttentionSpec, make_spec, refuse
+from elsaa_jax.layers.inputs import Inputs, convolution_parameters, convolve_and_rotate, dropout
+from elsaa_jax.layers.parameters import fusion_parameters, fusion_values
+from elsaa_jax.layers.spec import MEANINGLESS_FIELDS, AttentionSpec, make_spec
 from elsaa_jax.types import Array, AttentionKind, DType, Implementation
 
 
@@ -118,13 +119,13 @@ class ELSAA(nn.Module):
     implementation: Implementation | None = None
 
     def __post_init__(self) -> None:
-        refuse({name: getattr(self, name) for name in MEANINGLESS_FIELDS}, MEANINGLESS_FIELDS)
         self._spec(self.qkv_features or 2 * self.num_heads)
         super().__post_init__()
 
     def _spec(self, qkv_features: int) -> AttentionSpec:
         sizes = self.num_heads, self.num_kv_heads, qkv_features, self.dropout_rate
-        return make_spec(self.attention, self.config, *sizes, self.is_causal, self.implementation)
+        refused = {name: getattr(self, name) for name in MEANINGLESS_FIELDS}
+        return make_spec(self.attention, self.config, *sizes, self.is_causal, self.implementation, refused)
 
     @nn.compact
     def __call__(
@@ -162,14 +163,13 @@ class ELSAA(nn.Module):
         query, key, value = self._project(spec, call)
         output_rng, branch_rng = self._dropout_rngs(spec, deterministic, dropout_rng)
         hashes = self._hashes(spec)
-        gate_logits = None
+        gate_logits, fusion = None, self.config.fusion
+        if spec.has_gate:
+            gate = Gate(fusion.gate_hidden, self.dtype, self.param_dtype, name="gate")
+            gate_logits = gate(call.query if fusion.gate_input == "input" else query)
         parameters = {}
         for name, (init, shape) in fusion_parameters(spec).items():
             parameters[name] = self.param(name, init, shape, self.param_dtype)
-        if spec.has_gate:
-            fusion = self.config.fusion
-            gate = Gate(fusion.gate_hidden, self.dtype, self.param_dtype, name="gate")
-            gate_logits = gate(call.query if fusion.gate_input == "input" else query)
         beta, lam, gates = fusion_values(spec, parameters, gate_logits, query)
         masks = {"query_mask": call.query_mask, "key_mask": call.key_mask}
         out, weights = spec.attend(
@@ -178,7 +178,7 @@ class ELSAA(nn.Module):
         if sow_weights:
             for name, weight in weights.items():
                 self.sow("intermediates", name, weight)
-        if output_rng is not None:
+        if output_rng is not None and self.dropout_rate:
             out = dropout(out, output_rng, self.dropout_rate, self.broadcast_dropout)
         out = nn.DenseGeneral(
             features=self.out_features or features,
@@ -228,13 +228,13 @@ class ELSAA(nn.Module):
     def _dropout_rngs(
         self, spec: AttentionSpec, deterministic: bool | None, dropout_rng: Array | None
     ) -> tuple[Array | None, Array | None]:
-        """Returns keys for dropout on the output and for branch dropout; None where there is none."""
+        """Returns keys for dropout on the output and for branch dropout; None without dropout."""
         if not self.dropout_rate and not spec.branch_dropout_rate:
             return None, None
         if merge_param("deterministic", self.deterministic, deterministic):
             return None, None
-        rng = self.make_rng("dropout") if dropout_rng is None else dropout_rng
-        return spec.split_rng(rng, self.dropout_rate)
+        output_rng, branch_rng = jax.random.split(self.make_rng("dropout") if dropout_rng is None else dropout_rng)
+        return output_rng, branch_rng
 
     def _hashes(self, spec: AttentionSpec) -> dict[str, Array]:
         """Returns the planes of the collection "hashes", which `init` draws."""

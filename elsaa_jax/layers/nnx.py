@@ -6,14 +6,15 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn.linear import default_kernel_init
 
 from elsaa_jax.config import ElsaaConfig
-from elsaa_jax.layers.inputs import Inputs, convolve_and_rotate, dropout
-from elsaa_jax.layers.parameters import convolution_parameters, fusion_parameters, fusion_values
-from elsaa_jax.layers.spec import MEANINGLESS_FIELDS, make_spec, refuse
+from elsaa_jax.layers.inputs import Inputs, convolution_parameters, convolve_and_rotate, dropout
+from elsaa_jax.layers.parameters import fusion_parameters, fusion_values
+from elsaa_jax.layers.spec import make_spec
 from elsaa_jax.types import Array, AttentionKind, DType, Implementation
 
 
@@ -79,10 +80,9 @@ class ELSAA(nnx.Module):
         implementation: Implementation | None = None,
         rngs: nnx.Rngs,
     ) -> None:
-        reasons = {name: MEANINGLESS_FIELDS[name] for name in ("attention_fn", "decode")}
-        refuse({"attention_fn": attention_fn, "decode": decode}, reasons)
         sizes = num_heads, num_kv_heads, in_features if qkv_features is None else qkv_features, dropout_rate
-        self.spec = make_spec(attention, config, *sizes, is_causal, implementation)
+        refused = {"attention_fn": attention_fn, "decode": decode}
+        self.spec = make_spec(attention, config, *sizes, is_causal, implementation, refused)
         head_dim, num_kv_heads = self.spec.head_dim, self.spec.num_kv_heads
         self.in_features = in_features
         self.dropout_rate, self.deterministic, self.broadcast_dropout = dropout_rate, deterministic, broadcast_dropout
@@ -168,7 +168,7 @@ class ELSAA(nnx.Module):
         if sow_weights:
             for name, weight in weights.items():
                 self.sow(nnx.Intermediate, name, weight)
-        if output_rng is not None:
+        if output_rng is not None and self.dropout_rate:
             out = dropout(out, output_rng, self.dropout_rate, self.broadcast_dropout)
         out = self.out(out)
         return out.reshape(*call.lead, *out.shape[1:])
@@ -189,7 +189,7 @@ class ELSAA(nnx.Module):
     def _dropout_rngs(
         self, deterministic: bool | None, rngs: nnx.Rngs | nnx.RngStream | None
     ) -> tuple[Array | None, Array | None]:
-        """Returns keys for dropout on the output and for branch dropout; None where there is none."""
+        """Returns keys for dropout on the output and for branch dropout; None without dropout."""
         if not self.dropout_rate and not self.spec.branch_dropout_rate:
             return None, None
         deterministic = self.deterministic if deterministic is None else deterministic
@@ -199,5 +199,5 @@ class ELSAA(nnx.Module):
             return None, None
         rngs = self.rngs if rngs is None else rngs
         assert rngs is not None
-        rng = rngs.dropout() if isinstance(rngs, nnx.Rngs) else rngs()
-        return self.spec.split_rng(rng, self.dropout_rate)
+        output_rng, branch_rng = jax.random.split(rngs.dropout() if isinstance(rngs, nnx.Rngs) else rngs())
+        return output_rng, branch_rng

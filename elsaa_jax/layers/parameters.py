@@ -1,4 +1,4 @@
-"""Parameters that a layer adds to the projections, the same for linen and nnx."""
+"""Parameters of beta and lambda, and the values that a layer learns, the same for linen and nnx."""
 
 from __future__ import annotations
 
@@ -11,33 +11,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from elsaa_jax.config import BETA_RANGE
+from elsaa_jax.layers.inputs import Parameter
 from elsaa_jax.layers.spec import AttentionSpec
 from elsaa_jax.types import Array, DType
 
 LAMBDA_OFFSET = 0.3  # c of c + sigmoid(w . q + b), which starts at 0.8
 LAMBDA_FLOOR = 1e-6
 LAMBDA_KERNEL_STDDEV = 1e-3
-
-
-class Parameter(NamedTuple):
-    """Shape and initial value of a parameter.
-
-    Attributes:
-      init: Function of a key, a shape and a dtype that returns the initial value.
-      shape: Shape.
-    """
-
-    init: Callable[[Array, tuple[int, ...], DType], Array]
-    shape: tuple[int, ...]
-
-
-def convolution_parameters(spec: AttentionSpec) -> dict[str, Parameter]:
-    """Returns the taps of the short convolutions by name, (taps, heads, H) each; empty without convolutions."""
-    taps = spec.config.short_conv
-    if not taps:
-        return {}
-    heads = {"query_conv": spec.num_heads, "key_conv": spec.num_kv_heads, "value_conv": spec.num_kv_heads}
-    return {name: Parameter(_random_taps, (taps, number, spec.head_dim)) for name, number in heads.items()}
 
 
 def fusion_parameters(spec: AttentionSpec) -> dict[str, Parameter]:
@@ -121,8 +101,3 @@ def _constant(value: float) -> Callable[[Array, tuple[int, ...], DType], Array]:
 
 def _small_normal(rng: Array, shape: tuple[int, ...], dtype: DType) -> Array:
     return jax.random.normal(rng, shape, dtype) * LAMBDA_KERNEL_STDDEV
-
-
-def _random_taps(rng: Array, shape: tuple[int, ...], dtype: DType) -> Array:
-    """Draws the taps of a short convolution: normal, of variance 1 / taps, so that tokens mix and keep their scale."""
-    return jax.random.normal(rng, shape, dtype) * shape[0] ** -0.5

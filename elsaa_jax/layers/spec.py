@@ -13,7 +13,7 @@ from elsaa_jax import dispatch
 from elsaa_jax.arrays.weights import multiplier
 from elsaa_jax.attention import Gates, attend_both, make_elsaa
 from elsaa_jax.blocks.exact import exact_attention
-from elsaa_jax.checks import check_bool, check_call, check_choice, check_instance, check_int
+from elsaa_jax.checks import check_bool, check_choice, check_instance, check_int
 from elsaa_jax.config import ElsaaConfig
 from elsaa_jax.hashing import sample_planes
 from elsaa_jax.low_rank.performer import performer_attention, sample_projection
@@ -28,77 +28,75 @@ HASH_NAMES = ("race_planes", "lsh_planes", "projection")
 
 @dataclasses.dataclass(frozen=True)
 class AttentionSpec:
-    """One attention of the paper's tables at given sizes.
+    """One attention of the paper's tables at given sizes. The attributes after `implementation` follow from the others.
 
     Attributes:
       kind: Name of the attention: "elsaa", "race", "sort_lsh", "sort_lsh_race" (m = 1), "exact" or "performer".
       config: Settings of the branches and of the fusion.
       num_heads: N.
       num_kv_heads: K.
-      head_dim: H.
+      qkv_features: Width of the queries, N * H.
       is_causal: Whether queries attend to their past only.
       implementation: Implementation that the caller asked for; see `elsaa_jax.dispatch`.
+      head_dim: H.
+      has_gate: Whether two branches are fused.
+      fusion_kind: Kind of fusion; "sort_lsh_race" is the ablation m = 1.
+      lambda_kind: Kind of lambda, or None if the fusion has none.
+      learns_beta: Whether beta is a parameter.
+      branch_dropout_rate: Share of the training examples that run without the sparse branch.
+      hash_names: Names of the hash planes that the attention uses.
     """
 
     kind: AttentionKind
     config: ElsaaConfig
     num_heads: int
     num_kv_heads: int
-    head_dim: int
+    qkv_features: int
     is_causal: bool
     implementation: Implementation | None
+    head_dim: int = dataclasses.field(init=False)
+    has_gate: bool = dataclasses.field(init=False)
+    fusion_kind: FusionKind = dataclasses.field(init=False)
+    lambda_kind: LambdaKind | None = dataclasses.field(init=False)
+    learns_beta: bool = dataclasses.field(init=False)
+    branch_dropout_rate: float = dataclasses.field(init=False)
+    hash_names: tuple[str, ...] = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         check_choice("attention", self.kind, ATTENTION_KINDS)
         check_instance("config", self.config, ElsaaConfig)
         check_int("num_heads", self.num_heads, 1)
         check_int("num_kv_heads", self.num_kv_heads, 1)
-        if self.num_heads % self.num_kv_heads:
-            raise ValueError(f"num_kv_heads is {self.num_kv_heads}; it must divide num_heads = {self.num_heads}")
-        if self.config.rotary_base and self.head_dim % 2:
-            raise ValueError(f"the head dimension is {self.head_dim}; with ElsaaConfig.rotary_base it must be even")
+        check_int("qkv_features", self.qkv_features, 1)
         check_bool("is_causal", self.is_causal)
         check_choice("implementation", self.implementation, (None, *dispatch.IMPLEMENTATIONS))
-
-    @property
-    def has_race(self) -> bool:
-        """Whether the low-rank branch runs."""
-        return self.kind in ("elsaa", "race", "sort_lsh_race")
-
-    @property
-    def has_gate(self) -> bool:
-        """Whether two branches are fused."""
-        return self.kind in ("elsaa", "sort_lsh_race")
-
-    @property
-    def fusion_kind(self) -> FusionKind:
-        """Kind of fusion; "sort_lsh_race" is the ablation m = 1."""
-        return "sum" if self.kind == "sort_lsh_race" else self.config.fusion.kind
-
-    @property
-    def lambda_kind(self) -> LambdaKind | None:
-        """Kind of lambda, or None if the fusion has none."""
-        return self.config.fusion.lambda_kind if self.has_gate and self.fusion_kind != "sum" else None
-
-    @property
-    def learns_beta(self) -> bool:
-        """Whether beta is a parameter."""
-        return self.has_race and self.config.race.learn_beta
-
-    @property
-    def branch_dropout_rate(self) -> float:
-        """Share of the training examples that run without the sparse branch."""
-        return self.config.fusion.branch_dropout_rate if self.has_gate else 0.0
-
-    @property
-    def hash_names(self) -> tuple[str, ...]:
-        """Names of the hash planes that the attention uses."""
-        needed = {
-            "race_planes": self.has_race,
-            "lsh_planes": self.kind == "sort_lsh" or (self.has_gate and not self.config.shares_planes),
-            "projection": self.kind == "performer",
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(f"num_kv_heads is {self.num_kv_heads}; it must divide num_heads = {self.num_heads}")
+        if self.qkv_features % self.num_heads:
+            raise ValueError(
+                f"qkv_features is {self.qkv_features}; it must be a multiple of num_heads = {self.num_heads}"
+            )
+        config, fusion, head_dim = self.config, self.config.fusion, self.qkv_features // self.num_heads
+        if config.rotary_base and head_dim % 2:
+            raise ValueError(f"the head dimension is {head_dim}; with ElsaaConfig.rotary_base it must be even")
+        has_gate, has_race = self.kind in ("elsaa", "sort_lsh_race"), self.kind in ("elsaa", "race", "sort_lsh_race")
+        fusion_kind = "sum" if self.kind == "sort_lsh_race" else fusion.kind
+        hash_names: tuple[str, ...] = ("race_planes",) if has_race else ()
+        if self.kind == "sort_lsh" or (has_gate and not config.shares_planes):
+            hash_names += ("lsh_planes",)
+        if self.kind == "performer":
+            hash_names += ("projection",)
+        derived = {
+            "head_dim": head_dim,
+            "has_gate": has_gate,
+            "fusion_kind": fusion_kind,
+            "lambda_kind": fusion.lambda_kind if has_gate and fusion_kind != "sum" else None,
+            "learns_beta": has_race and config.race.learn_beta,
+            "branch_dropout_rate": fusion.branch_dropout_rate if has_gate else 0.0,
+            "hash_names": hash_names,
         }
-        return tuple(name for name in HASH_NAMES if needed[name])
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     def sample_hashes(self, rng: Array) -> dict[str, Array]:
         """Draws the fixed random planes of a layer by name, one set for each key/value head."""
@@ -115,11 +113,6 @@ class AttentionSpec:
             sample = lambda rng: sample_projection(rng, config.performer_features, dim)  # noqa: E731
             hashes["projection"] = jax.vmap(sample)(rngs)
         return hashes
-
-    def split_rng(self, rng: Array, dropout_rate: float) -> tuple[Array | None, Array | None]:
-        """Returns keys for dropout on the output and for branch dropout; None where the rate is 0."""
-        output_rng, branch_rng = jax.random.split(rng)
-        return output_rng if dropout_rate else None, branch_rng if self.branch_dropout_rate else None
 
     def attend(
         self,
@@ -207,58 +200,31 @@ class AttentionSpec:
         key_mask: Array | None,
         branch_rng: Array | None,
     ) -> tuple[Array, dict[str, Array]]:
-        config = self.config
-        keep = None
-        if branch_rng is not None:
+        config, kind, keep = self.config, self.fusion_kind, None
+        if branch_rng is not None and self.branch_dropout_rate:
             keep = kept_examples(branch_rng, self.branch_dropout_rate, query.shape[0])
-        planes = hashes["race_planes"], hashes.get("lsh_planes")
-        facts = check_call(query, key, value, is_causal=self.is_causal, query_mask=query_mask, key_mask=key_mask)
-        same_mask, kind = query_mask is key_mask, self.fusion_kind
-        call = make_elsaa(facts, query, key, *planes, config, same_mask, kind=kind, implementation=self.implementation)
-        arrays = query, key, value, *planes, config.race.beta if beta is None else beta, query_mask, key_mask
-        both = _attend_both(call, *arrays, gates, lam, keep)
+        arrays = query, key, value, hashes["race_planes"], hashes.get("lsh_planes")
+        masks = query_mask, key_mask
+        call = make_elsaa(*arrays, *masks, config, self.is_causal, None, self.implementation, kind)
+        both = _attend_both(call, *arrays, config.race.beta if beta is None else beta, *masks, gates, lam, keep)
         if both.low_rank_log_mass is None:
             return both.out, {"log_mass": both.sparse.log_mass}
-        masses = both.sparse.log_mass, both.low_rank_log_mass
-        gate_sparse, gate_low_rank, lam = (
-            jnp.broadcast_to(jnp.asarray(x, jnp.float32), masses[0].shape) for x in (*gates, lam)
-        )
+        masses, shape = (both.sparse.log_mass, both.low_rank_log_mass), both.sparse.log_mass.shape
         weights = {
-            "gate_sparse": gate_sparse,
-            "gate_low_rank": gate_low_rank,
+            "gate_sparse": jnp.broadcast_to(jnp.asarray(gates[0], jnp.float32), shape),
+            "gate_low_rank": jnp.broadcast_to(jnp.asarray(gates[1], jnp.float32), shape),
             "sparse_log_mass": masses[0],
             "low_rank_log_mass": masses[1],
         }
         if self.lambda_kind is not None:
-            weights["lam"] = lam
+            weights["lam"] = jnp.broadcast_to(jnp.asarray(lam, jnp.float32), shape)
         if self.lambda_kind is not None and kind != "lse":
-            weights["multiplier"] = multiplier(*masses, lam, jnp.full_like(lam, config.fusion.eps))
+            eps = jnp.full(shape, config.fusion.eps, jnp.float32)
+            weights["multiplier"] = multiplier(*masses, weights["lam"], eps)
         return both.out, weights
 
 
 _attend_both = jax.jit(attend_both, static_argnums=0)
-
-
-def make_spec(
-    attention: AttentionKind,
-    config: ElsaaConfig,
-    num_heads: int,
-    num_kv_heads: int | None,
-    qkv_features: int,
-    dropout_rate: float,
-    is_causal: bool,
-    implementation: Implementation | None,
-) -> AttentionSpec:
-    """Checks the sizes of a layer and returns its attention."""
-    check_int("num_heads", num_heads, 1)
-    check_int("qkv_features", qkv_features, 1)
-    if qkv_features % num_heads:
-        raise ValueError(f"qkv_features is {qkv_features}; it must be a multiple of num_heads = {num_heads}")
-    if not 0.0 <= dropout_rate < 1.0:
-        raise ValueError(f"dropout_rate is {dropout_rate!r}; it must be a number >= 0 and < 1")
-    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-    head_dim = qkv_features // num_heads
-    return AttentionSpec(attention, config, num_heads, num_kv_heads, head_dim, is_causal, implementation)
 
 
 MEANINGLESS_FIELDS = {
@@ -271,11 +237,30 @@ MEANINGLESS_FIELDS = {
 }
 
 
+def make_spec(
+    attention: AttentionKind,
+    config: ElsaaConfig,
+    num_heads: int,
+    num_kv_heads: int | None,
+    qkv_features: int,
+    dropout_rate: float,
+    is_causal: bool,
+    implementation: Implementation | None,
+    refused: Mapping[str, Any],
+) -> AttentionSpec:
+    """Returns the attention of a layer; `refused` holds the Flax fields that have no meaning here."""
+    refuse(refused, MEANINGLESS_FIELDS)
+    if not 0.0 <= dropout_rate < 1.0:
+        raise ValueError(f"dropout_rate is {dropout_rate!r}; it must be a number >= 0 and < 1")
+    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    return AttentionSpec(attention, config, num_heads, num_kv_heads, qkv_features, is_causal, implementation)
+
+
 def refuse(fields: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
-    """Raises ValueError for a Flax field that is set (not None or False) but has no meaning here."""
-    for name, reason in reasons.items():
-        if fields[name]:
-            raise ValueError(f"{name} is {fields[name]!r}, but {reason}; it must be None or False")
+    """Raises ValueError for a field that is set (not None or False) but has no meaning here."""
+    for name, value in fields.items():
+        if value:
+            raise ValueError(f"{name} is {value!r}, but {reasons[name]}; it must be None or False")
 
 
 def kept_examples(rng: Array, rate: float, batch: int) -> Array:

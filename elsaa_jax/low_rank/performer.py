@@ -19,7 +19,7 @@ from elsaa_jax.arrays.chunks import (
     to_head_rows,
     unfold,
 )
-from elsaa_jax.arrays.masking import zero_masked
+from elsaa_jax.arrays.guards import zero_masked
 from elsaa_jax.arrays.masses import dot_rows, safe_log, safe_max
 from elsaa_jax.checks import check_call, check_int, check_planes, check_scalar
 from elsaa_jax.types import Array, BranchOutput

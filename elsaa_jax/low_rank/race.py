@@ -3,27 +3,27 @@
 One custom VJP serves the branch alone and its fusion with the sparse branch. In the fused form the readout writes
 out = w_s O_s + w_lr O_lr, so the low-rank output O_lr is neither written nor read. Its backward pass does not have
 O_lr either: the derivative at the queries yields d_out . O_lr, the cotangent of w_lr, on its way. So w_lr must not
-depend on Den in a way that is differentiated; `can_fuse` says which calls qualify.
+depend on Den in a way that is differentiated; `with_fusion` says which calls qualify.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 
 from elsaa_jax import dispatch
-from elsaa_jax.arrays.derivatives import first_order_only, reverse_only
-from elsaa_jax.arrays.masking import zero_masked
+from elsaa_jax.arrays.guards import first_order_only, guard_inputs, reverse_only
 from elsaa_jax.arrays.masses import dot_rows
-from elsaa_jax.checks import check_call, check_int, check_planes, check_scalar
+from elsaa_jax.checks import check_call, check_int, check_race_planes, check_scalar
 from elsaa_jax.config import MAX_SOFT_BITS
 from elsaa_jax.low_rank import race_kernels, race_xla
 from elsaa_jax.low_rank.call import RaceArrays, RaceCall, State
 from elsaa_jax.types import Array, BranchOutput, CallFacts, FusionKind, Implementation
 from pallas_kernels.configs import race_refusal
-from pallas_kernels.fusion import FUSED_KINDS, Sparse
+from pallas_kernels.fusion import FUSED_KINDS, FusedKind, Sparse
 
 
 def race_attention(
@@ -75,29 +75,19 @@ def race_attention(
     facts = check_call(query, key, value, is_causal=is_causal, key_mask=key_mask)
     check_scalar("beta", beta, positive=True)
     check_scalar("eps", eps)
-    call = make_race(facts, query, key, planes, num_ensembles, chunk_size, implementation)
+    check_int("chunk_size", chunk_size, 1)
+    check_race_planes("planes", planes, facts, num_ensembles, MAX_SOFT_BITS)
+    tables, bits = planes.shape[-3] // num_ensembles, planes.shape[-2]
+    refusal = race_refusal(query, key, tables, bits, min(chunk_size, facts.num_keys) if is_causal else None)
+    call = make_race(facts, planes, num_ensembles, chunk_size, dispatch.route(implementation, refusal))
     return _race(call, query, key, value, planes, beta, key_mask, eps)
 
 
-def make_race(
-    facts: CallFacts,
-    query: Array,
-    key: Array,
-    planes: Array,
-    num_ensembles: int,
-    chunk_size: int,
-    implementation: Implementation | None,
-) -> RaceCall:
-    """Checks the planes and returns the static facts of a call. The arguments are those of `race_attention`."""
-    check_int("num_ensembles", num_ensembles, 1)
-    check_int("chunk_size", chunk_size, 1)
-    check_planes("planes", planes, ("tables", "bits"), facts, MAX_SOFT_BITS)
+def make_race(facts: CallFacts, planes: Array, num_ensembles: int, chunk_size: int, route: dispatch.Route) -> RaceCall:
+    """Returns the static facts of a call with checked planes, without a fusion."""
     tables, bits = planes.shape[-3:-1]
-    if tables == 0 or tables % num_ensembles:
-        raise ValueError(f"num_ensembles is {num_ensembles}; it must divide the {tables} tables of the planes")
     chunk = min(chunk_size, facts.num_keys) if facts.is_causal else None
-    refusal = race_refusal(query, key, tables // num_ensembles, bits, chunk)
-    return RaceCall(facts, tables // num_ensembles, bits, num_ensembles, chunk, dispatch.route(implementation, refusal))
+    return RaceCall(facts, tables // num_ensembles, bits, num_ensembles, chunk, route)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -111,7 +101,7 @@ def _race(
     key_mask: Array | None,
     eps: float | Array,
 ) -> BranchOutput:
-    query, key, value = zero_masked(query, key, value, None, key_mask)
+    query, key, value = guard_inputs(query, key, value, None, key_mask)
     return race_branch(call, make_arrays(query, key, value, planes, beta, eps, key_mask))
 
 
@@ -136,18 +126,17 @@ def race_branch(call: RaceCall, arrays: RaceArrays) -> BranchOutput:
     return BranchOutput(out, race_xla.log_mass_of(den))
 
 
-def can_fuse(call: RaceCall, kind: FusionKind, stop_gradient_mass: bool) -> bool:
-    """Returns whether `fused_race` takes the call, and saves memory traffic."""
-    if kind not in FUSED_KINDS or (kind == "convex" and not stop_gradient_mass):
-        return False
-    return call.num_ensembles == 1
+def with_fusion(call: RaceCall, kind: FusionKind, stop_gradient_mass: bool) -> RaceCall:
+    """Adds the fusion to the readout of a call if the readout can do it, and saves memory traffic by it."""
+    fits = kind in FUSED_KINDS and (kind != "convex" or stop_gradient_mass) and call.num_ensembles == 1
+    return call._replace(fusion=cast(FusedKind, kind), stop_gradient_mass=stop_gradient_mass) if fits else call
 
 
 def fused_race(call: RaceCall, arrays: RaceArrays, sparse: Sparse) -> tuple[Array, Array]:
     """Computes the fused output (B, T, N, H) and the low-rank log-mass (B, T, N).
 
     Args:
-      call: Static facts, with the kind of fusion; `can_fuse` must hold.
+      call: Static facts, with the kind of fusion, as `with_fusion` returns them.
       arrays: Arrays of the low-rank branch.
       sparse: Sparse branch, lambda and gates, (B, T, N, ...) each.
     """
@@ -165,8 +154,8 @@ Residuals = tuple[RaceArrays, Sparse | None, Array, State]
 
 
 def _attend_fwd(call: RaceCall, arrays: RaceArrays, sparse: Sparse | None) -> tuple[tuple[Array, Array], Residuals]:
-    forms = (functools.partial(form.forward, call) for form in (race_kernels, race_xla))
-    out, den, state = dispatch.choose(call.route, *forms, arrays, sparse)
+    kernels, xla = functools.partial(race_kernels.forward, call), functools.partial(race_xla.forward, call)
+    out, den, state = dispatch.choose(call.route, kernels, xla, arrays, sparse)
     return (out, den), (arrays, sparse, den, state)
 
 
@@ -175,15 +164,15 @@ def _attend_bwd(
 ) -> tuple[RaceArrays, Sparse | None]:
     arrays, sparse, den, state = residuals
     d_out, d_den = first_order_only(cotangents)
-    forms = (functools.partial(form.backward, call) for form in (race_kernels, race_xla))
+    kernels, xla = functools.partial(race_kernels.backward, call), functools.partial(race_xla.backward, call)
     if sparse is None:
-        d_arrays, _ = dispatch.choose(call.route, *forms, arrays, state, d_out, d_den, None)
+        d_arrays, _ = dispatch.choose(call.route, kernels, xla, arrays, state, d_out, d_den, None)
         return d_arrays, None
     weights, weights_vjp = jax.vjp(functools.partial(race_xla.fused_weights, call), sparse, den, arrays.eps)
     d_weight = dot_rows(d_out, sparse.out)
-    # Only w_s depends on Den: see `can_fuse`.
+    # Only w_s depends on Den: see `with_fusion`.
     d_den = d_den + weights_vjp((d_weight, jnp.zeros_like(d_weight)))[1]
-    d_arrays, d_low_rank = dispatch.choose(call.route, *forms, arrays, state, d_out, d_den, weights[1])
+    d_arrays, d_low_rank = dispatch.choose(call.route, kernels, xla, arrays, state, d_out, d_den, weights[1])
     d_sparse, _, d_eps = weights_vjp((d_weight, d_low_rank))
     d_sparse = d_sparse._replace(out=(weights[0][..., None] * d_out.astype(jnp.float32)).astype(sparse.out.dtype))
     return d_arrays._replace(eps=d_arrays.eps + d_eps), d_sparse

@@ -7,10 +7,11 @@ import functools
 import jax.numpy as jnp
 from jax import lax
 
-from elsaa_jax.arrays.chunks import flatten, pad_axis
+from elsaa_jax.arrays.chunks import pad_axis
 from elsaa_jax.low_rank.call import RaceArrays, RaceCall, State
 from elsaa_jax.types import Array
 from pallas_kernels import race, race_backward
+from pallas_kernels.configs import settings_for
 from pallas_kernels.fusion import Sparse
 from pallas_kernels.race import Geometry, Inputs
 from pallas_kernels.soft_codes import DEN_SCALE, Tables
@@ -26,17 +27,19 @@ def forward(call: RaceCall, arrays: RaceArrays, sparse: Sparse | None) -> tuple[
     """
     query = arrays.query
     if sparse is not None:
-        sparse = Sparse(*(flatten(x) for x in sparse))
+        sparse = Sparse(*(x.reshape(-1, *x.shape[3:]) for x in sparse))
     geometry = _geometry(call, arrays)
     dtype = query.dtype if call.num_ensembles == 1 else jnp.float32
     outs, dens, states = [], [], []
     for ensemble in range(call.num_ensembles):
         inputs = _inputs(geometry, ensemble, arrays)
-        sums = race.summary(inputs, geometry, call.route.settings("race_summary", query))
+        sums = race.summary(inputs, geometry, settings_for("race_summary", query, *call.route[1:]))
         state = State(*(_before(x, geometry) for x in sums))
-        settings = call.route.settings("race_readout", query)
+        settings = settings_for("race_readout", query, *call.route[1:])
         kind = call.fusion or "elsaa"
-        out, den = race.readout(inputs, flatten(query), *state, dtype, geometry, settings, sparse, kind)
+        out, den = race.readout(
+            inputs, query.reshape(-1, query.shape[-1]), *state, dtype, geometry, settings, sparse, kind
+        )
         outs.append(out)
         dens.append(den)
         states.append(state)
@@ -63,15 +66,17 @@ def backward(
     query = arrays.query
     weight = None if out_weight is None else out_weight.reshape(-1)
     geometry = _geometry(call, arrays)
-    d_out, d_den = flatten(d_out) / call.num_ensembles, d_den.reshape(-1) / call.num_ensembles
+    d_out, d_den = d_out.reshape(-1, d_out.shape[-1]) / call.num_ensembles, d_den.reshape(-1) / call.num_ensembles
     results = []
     for ensemble, part in enumerate(_split(state, geometry)):
         inputs = _inputs(geometry, ensemble, arrays)
-        settings = call.route.settings("race_backward_query", query)
-        of_query = race_backward.backward_query(inputs, flatten(query), *part, d_out, d_den, geometry, settings, weight)
+        settings = settings_for("race_backward_query", query, *call.route[1:])
+        of_query = race_backward.backward_query(
+            inputs, query.reshape(-1, query.shape[-1]), *part, d_out, d_den, geometry, settings, weight
+        )
         d_sums = _before_vjp(of_query.d_mass, geometry), _before_vjp(of_query.d_values, geometry)
-        settings = call.route.settings("race_backward_key", query)
-        rows = flatten(query), *d_sums, d_out, of_query.weight, of_query.d_den
+        settings = settings_for("race_backward_key", query, *call.route[1:])
+        rows = query.reshape(-1, query.shape[-1]), *d_sums, d_out, of_query.weight, of_query.d_den
         of_key = race_backward.backward_key(inputs, *rows, geometry, settings)
         d_planes = _sum_planes(of_query.d_planes, geometry) + _sum_planes(of_key.d_planes, geometry)
         d_beta = jnp.sum(of_query.d_beta) + jnp.sum(of_key.d_beta)
@@ -102,7 +107,13 @@ def _inputs(geometry: Geometry, ensemble: int, arrays: RaceArrays) -> Inputs:
     planes = pad_axis(planes, 1, 0, tables.num_planes - planes.shape[1])
     mask = jnp.zeros((1,), jnp.int8) if arrays.key_mask is None else arrays.key_mask.reshape(-1).astype(jnp.int8)
     numbers = jnp.stack([arrays.beta, arrays.eps * DEN_SCALE])
-    return Inputs(flatten(arrays.key), flatten(arrays.value), planes, numbers, mask)
+    return Inputs(
+        arrays.key.reshape(-1, arrays.key.shape[-1]),
+        arrays.value.reshape(-1, arrays.value.shape[-1]),
+        planes,
+        numbers,
+        mask,
+    )
 
 
 def _before(sums: Array, geometry: Geometry) -> Array:

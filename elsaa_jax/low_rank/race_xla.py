@@ -18,10 +18,8 @@ from elsaa_jax.arrays.chunks import (
     join_chunks,
     largest_divisor,
     pad_axis,
-    past_of_rows,
     split_chunks,
     to_head_rows,
-    unfold,
 )
 from elsaa_jax.arrays.masses import dot_rows, mix, safe_log
 from elsaa_jax.arrays.packing import pack
@@ -258,7 +256,8 @@ def _read(
         *keys, valid = own
         key_rows, value_rows = (codes.rows(x, num_kv_heads) for x in keys)
         kernel = jnp.einsum("zxf,zfs->zxs", query_codes, codes.of_keys(key_rows, valid))
-        kernel = kernel * past_of_rows(kernel.shape[1], kernel.shape[2]).astype(jnp.float32)[None]
+        past = jnp.tri(kernel.shape[2], dtype=jnp.float32)
+        kernel = kernel * jnp.tile(past, (kernel.shape[1] // kernel.shape[2], 1))[None]
         num, den = num + jnp.einsum("zxs,zsh->zxh", kernel, value_rows), den + kernel.sum(-1)
     num, den = (x.reshape(-1, codes.num_ensembles, *x.shape[1:]) / codes.num_tables for x in pack(num, den))
     # A row without keys has Num = Den = 0, and with eps = 0 nothing to divide by.
@@ -279,7 +278,8 @@ def _state(call: RaceCall, key: Array, value: Array, planes: Array, beta: Array,
         number = largest_divisor(num_chunks, CAUSAL_TOKENS // size)
 
         def summarise(some: list[Array]) -> list[Array]:
-            return [x.reshape(number, -1, *x.shape[1:]) for x in _summary(codes, *unfold(some, number * batch))]
+            sums = _summary(codes, *[x.reshape(number * batch, -1, *x.shape[1:]) for x in some])
+            return [x.reshape(number, -1, *x.shape[1:]) for x in sums]
 
         summaries = [
             x.reshape(num_chunks, *x.shape[2:]) for x in lax.map(jax.checkpoint(summarise), fold(chunks, number))
@@ -289,9 +289,8 @@ def _state(call: RaceCall, key: Array, value: Array, planes: Array, beta: Array,
         return State(*(pad_axis(x, 0, 1, 0)[first:-1] for x in upto))
 
     def add(total: list[Array], chunk: list[Array]) -> tuple[list[Array], None]:
-        sums = (
-            x.reshape(batch, parts, -1, *x.shape[1:]).sum(1) for x in _summary(codes, *unfold(chunk, batch * parts))
-        )
+        sums = _summary(codes, *[x.reshape(batch * parts, -1, *x.shape[1:]) for x in chunk])
+        sums = [x.reshape(batch, parts, -1, *x.shape[1:]).sum(1) for x in sums]
         return [a + b.reshape(a.shape) for a, b in zip(total, sums, strict=True)], None
 
     buckets = batch * key.shape[2], call.num_ensembles, codes.num_tables * 2 ** planes.shape[-2]
@@ -325,7 +324,7 @@ def _readout(
         of_parts = State(*(_copies(x.reshape(batch, -1, *x.shape[1:]), parts).reshape(-1, *x.shape[1:]) for x in state))
 
         def read(chunk: list[Array]) -> tuple[Array, Array]:
-            query, *rows = unfold(chunk, batch * parts)
+            query, *rows = [x.reshape(batch * parts, -1, *x.shape[1:]) for x in chunk]
             out, den = _read(codes, query, num_kv_heads, of_parts, eps)
             out = out if finish is None else finish(out, den, *rows)
             return out.reshape(batch, size, *out.shape[2:]), den.reshape(batch, size, *den.shape[2:])
@@ -340,7 +339,8 @@ def _readout(
 
         def read_causally(some: tuple[list[Array], State]) -> tuple[Array, Array]:
             tokens, before = some
-            query, key, value, valid, *rows = unfold(tokens, number * batch)
+            tokens = [x.reshape(number * batch, -1, *x.shape[1:]) for x in tokens]
+            query, key, value, valid, *rows = tokens
             out, den = _read(codes, query, num_kv_heads, before, eps, (key, value, valid))
             out = out if finish is None else finish(out, den, *rows)
             return out.reshape(number, batch, *out.shape[1:]), den.reshape(number, batch, *den.shape[1:])

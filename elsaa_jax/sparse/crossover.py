@@ -12,8 +12,6 @@ import json
 
 import jax
 
-from elsaa_jax.config import SortLshConfig
-
 TABLE = "crossover.json"
 AUTO_BASE = 256  # Length of a stretch if exact attention alone is not faster.
 
@@ -33,8 +31,3 @@ def resolve_min_length(num_keys: int, is_causal: bool) -> int:
     if num_keys <= longest_exact(is_causal):
         return num_keys
     return AUTO_BASE if is_causal else 0
-
-
-def is_short(config: SortLshConfig, num_keys: int, is_causal: bool) -> bool:
-    """Returns whether `min_length="auto"` asks for exact attention without the low-rank branch."""
-    return config.min_length == "auto" and num_keys <= longest_exact(is_causal)

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 
 from elsaa_jax.sparse.call import SparseCall
-from elsaa_jax.sparse.orders import Slots, bucket_bounds, count_valid, mask_ranks, sort_tokens, take_along
+from elsaa_jax.sparse.orders import Sorted, take_along
 from elsaa_jax.sparse.pairing import (
     Level,
     PlanShape,
+    count_valid,
     flat_rows,
     global_blocks,
     place_by_rank,
@@ -20,31 +21,19 @@ from elsaa_jax.sparse.pairing import (
 from elsaa_jax.types import Array, TilePlan
 
 
-def full_plan(
-    call: SparseCall,
-    query_ranks: Array,
-    key_ranks: Array,
-    num_bits: int,
-    query_mask: Array | None,
-    key_mask: Array | None,
-) -> TilePlan:
+def full_plan(call: SparseCall, tokens: Sorted, query_mask: Array | None, key_mask: Array | None) -> TilePlan:
     """Returns the plan of a call.
 
     Args:
       call: Static facts.
-      query_ranks: Gray ranks of the queries, (B, N, T).
-      key_ranks: Gray ranks of the keys, (B, K, S).
-      num_bits: Bits of the hash, P.
+      tokens: Sorted queries and keys.
       query_mask: Queries that take part, (B, T) bool, or None.
       key_mask: Keys that take part, (B, S) bool, or None.
     """
     num_queries, num_keys, num_heads, num_kv_heads = call.facts[:4]
-    slots = Slots(num_queries, num_heads, num_kv_heads, call.pairing == "bucket")
+    slots, slot_mask, queries, keys, bounds = tokens
     max_blocks = -(-num_keys // call.block_size)
     shape = PlanShape(call.block_size, call.num_neighbors, max_blocks, num_queries * (num_heads // num_kv_heads))
-    slot_mask = slots.of_mask(query_mask)
-    queries, sorted_query_ranks = sort_tokens(mask_ranks(slots.of_queries(query_ranks), slot_mask, num_bits))
-    keys, sorted_key_ranks = sort_tokens(mask_ranks(key_ranks, key_mask, num_bits))
     start = jnp.zeros(1, jnp.int32)
     query_counts, key_counts = count_valid(slot_mask, queries, start)[:, None], count_valid(key_mask, keys, start)
     if call.pairing == "rank" and num_queries == num_keys and call.same_mask:
@@ -53,10 +42,9 @@ def full_plan(
     if call.pairing == "rank":
         place = place_by_rank(r, query_counts, key_counts[:, None])
     else:
-        lo, hi = bucket_bounds(sorted_key_ranks, sorted_query_ranks)
-        before = count_valid(query_mask, query_ranks, start, jnp.arange(num_queries, dtype=jnp.int32))[:, None]
-        before, number = take_along(before, queries // slots.each), jnp.maximum(query_counts // slots.each, 1)
-        place = place_in_bucket(lo, hi, before, number, key_counts[:, None])
+        before = count_valid(query_mask, queries[:, :, :: slots.each], start, jnp.arange(num_queries, dtype=jnp.int32))
+        before = take_along(before[:, None], queries // slots.each)
+        place = place_in_bucket(*bounds, before, jnp.maximum(query_counts // slots.each, 1), key_counts[:, None])
     level = Level(queries, r < query_counts, place // call.block_size, keys, key_counts, 0, max_blocks)
     return jax.tree.map(lambda x: x[None], tile_plan(level, slots, shape))
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from elsaa_jax.sparse.call import SparseCall
-from elsaa_jax.sparse.orders import Slots, bucket_bounds, count_valid, mask_ranks, sort_tokens, take_along
-from elsaa_jax.sparse.pairing import Level, PlanShape, place_by_rank, place_in_bucket, tile_plan
+from elsaa_jax.sparse.orders import Sorted, take_along
+from elsaa_jax.sparse.pairing import Level, PlanShape, count_valid, place_by_rank, place_in_bucket, tile_plan
 from elsaa_jax.types import Array, TilePlan
 
 
@@ -35,52 +35,45 @@ class Descent(NamedTuple):
     bounds: tuple[Array, ...]
 
 
-def causal_plan(
-    call: SparseCall,
-    query_ranks: Array,
-    key_ranks: Array,
-    num_bits: int,
-    query_mask: Array | None,
-    key_mask: Array | None,
-) -> TilePlan:
+def causal_plan(call: SparseCall, tokens: Sorted, query_mask: Array | None, key_mask: Array | None) -> TilePlan:
     """Returns the plan of the levels above stretches of `call.base` tokens, for more keys than that.
 
     At half-length m, position p belongs to segment p // 2m. It is a key if p // m is even and a query if p // m is
     odd. The levels follow each other from the longest half, because their orders do. All levels have the same static
     shapes, so they are one traced body. The arguments are those of `full.full_plan`.
     """
+    del query_mask  # `tokens.slot_mask` is the same, by slot.
     num_queries, num_keys, num_heads, num_kv_heads = call.facts[:4]
-    first, base = num_keys - num_queries, call.base
+    slots, slot_mask = tokens.slots, tokens.slot_mask
+    first, base, each = num_keys - num_queries, call.base, slots.each
     halves = [base << i for i in reversed(range(((num_keys - 1) // base).bit_length()))]
     segments = [-(-num_keys // (2 * m)) for m in halves]
     num_seconds = [seconds_below(num_keys, m) - seconds_below(first, m) for m in halves]
     max_blocks = max(n * -(-m // call.block_size) for n, m in zip(segments, halves, strict=True))
     max_queries = max(num_seconds) * (num_heads // num_kv_heads)
     shape = PlanShape(call.block_size, call.num_neighbors, max_blocks, max_queries)
-    slots = Slots(num_queries, num_heads, num_kv_heads, call.pairing == "bucket")
-    slot_mask, first_slot = slots.of_mask(query_mask), first * slots.each
-    ranks = mask_ranks(slots.of_queries(query_ranks), slot_mask, num_bits)
-    position = first + jnp.arange(ranks.values.shape[2], dtype=jnp.int32) // slots.each
+    first_slot = first * each
+    position = first + jnp.arange(num_queries * each, dtype=jnp.int32) // each
 
     def one_level(above: Descent, half: Array) -> tuple[Descent, TilePlan]:
-        half_slots = half * slots.each
+        half_slots = half * each
         queries, _ = split_windows(above.queries, half_slots, first_slot)
         keys, before = split_windows(above.keys, half, 0)
+        window, is_second = position // (2 * half), (position // half % 2 == 1)[None, None]
+        bounds = [split_bounds(bound, before, window, half) for bound in above.bounds]
+        below = tuple([jnp.where(is_second, second_half, first_half) for first_half, second_half in bounds])
         blocks_per_segment = (half + call.block_size - 1) // call.block_size
         starts = 2 * half * jnp.arange(max(segments), dtype=jnp.int32)
         key_counts = count_valid(key_mask, keys, starts, starts + half)
 
         # Slot i of all second halves, which lie at the end of their windows.
-        index = jnp.arange(max(num_seconds) * slots.each, dtype=jnp.int32) + seconds_below(first_slot, half_slots)
+        index = jnp.arange(max(num_seconds) * each, dtype=jnp.int32) + seconds_below(first_slot, half_slots)
         segment = index // half_slots
         start = (2 * segment + 1) * half_slots - first_slot
         place = start + index % half_slots
         chosen = take_along(queries, place[None, None])
         query_counts = count_valid(slot_mask, queries, start, start + half_slots)[:, None]
         r = (place - jnp.maximum(start, 0))[None, None]
-
-        window, is_second = position // (2 * half), (position // half % 2 == 1)[None, None]
-        bounds = [split_bounds(bound, before, window, half) for bound in above.bounds]
         if call.pairing == "rank":
             num_keys_of = jnp.take(key_counts, segment, axis=1, mode="clip")[:, None]
             key_place = place_by_rank(r, query_counts, num_keys_of)
@@ -93,12 +86,9 @@ def causal_plan(
         # Past the last query, the blocks must stay sorted.
         block = jnp.where((place < queries.shape[2])[None, None], block, shape.max_blocks)
         level = Level(chosen, r < query_counts, block, keys, key_counts, 2 * half, blocks_per_segment)
-        below = tuple(jnp.where(is_second, second_half, first_half) for first_half, second_half in bounds)
         return Descent(queries, keys, below), tile_plan(level, slots, shape)
 
-    keys, sorted_key_ranks = sort_tokens(mask_ranks(key_ranks, key_mask, num_bits))
-    bounds = bucket_bounds(sorted_key_ranks, ranks.values) if call.pairing == "bucket" else ()
-    descent = Descent(sort_tokens(ranks)[0], keys, bounds)
+    descent = Descent(tokens.queries, tokens.keys, tokens.bounds)
     _, plan = lax.scan(one_level, descent, jnp.asarray(halves, jnp.int32))
     with_queries = [i for i, number in enumerate(num_seconds) if number]
     if len(with_queries) == len(halves):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
+from elsaa_jax.sparse.call import SparseCall
 from elsaa_jax.types import Array
 
 # Rank and position are sorted as one unsigned integer if they fit into it.
@@ -62,6 +63,55 @@ class Ranks(NamedTuple):
     number: int
 
 
+class Sorted(NamedTuple):
+    """Queries and keys of a call, sorted by the Gray ranks of their codes; masked tokens come last.
+
+    Attributes:
+      slots: Sort slots of the queries.
+      slot_mask: Slots that take part, (B, T * g) bool, or None.
+      queries: Sort slots in order, (B, X, T * g).
+      keys: Key tokens in order, (B, K, S).
+      bounds: For each query the number of keys with a smaller rank, and with a rank that is not larger, (B, K, T * g)
+        each: by slot in causal attention, in sorted order otherwise. Empty in rank pairing.
+    """
+
+    slots: Slots
+    slot_mask: Array | None
+    queries: Array
+    keys: Array
+    bounds: tuple[Array, ...]
+
+
+def sort_both(
+    call: SparseCall,
+    query_ranks: Array,
+    key_ranks: Array,
+    num_bits: int,
+    query_mask: Array | None,
+    key_mask: Array | None,
+) -> Sorted:
+    """Sorts queries and keys.
+
+    Args:
+      call: Static facts.
+      query_ranks: Gray ranks of the queries, (B, N, T).
+      key_ranks: Gray ranks of the keys, (B, K, S).
+      num_bits: Bits of the hash, P.
+      query_mask: Queries that take part, (B, T) bool, or None.
+      key_mask: Keys that take part, (B, S) bool, or None.
+    """
+    num_queries, _, num_heads, num_kv_heads = call.facts[:4]
+    slots = Slots(num_queries, num_heads, num_kv_heads, call.pairing == "bucket")
+    slot_mask = slots.of_mask(query_mask)
+    ranks = mask_ranks(slots.of_queries(query_ranks), slot_mask, num_bits)
+    queries, sorted_ranks = sort_tokens(ranks)
+    keys, key_order = sort_tokens(mask_ranks(key_ranks, key_mask, num_bits))
+    bounds: tuple[Array, ...] = ()
+    if slots.together:
+        bounds = bucket_bounds(key_order, ranks.values if call.facts.is_causal else sorted_ranks)
+    return Sorted(slots, slot_mask, queries, keys, bounds)
+
+
 def mask_ranks(ranks: Array, mask: Array | None, num_bits: int) -> Ranks:
     """Sets the ranks (B, heads, n) of P bits to 2**P where the mask (B, n) is False."""
     if mask is None:
@@ -96,23 +146,6 @@ def bucket_bounds(sorted_ranks: Array, ranks: Array) -> tuple[Array, Array]:
         return lax.fori_loop(0, length.bit_length(), halve, bounds)[0]
 
     return search(False), search(True)
-
-
-def count_valid(mask: Array | None, tokens: Array, start: Array, end: Array | None = None) -> Array:
-    """Counts the tokens in [start, end) that are not masked, (B, X).
-
-    Args:
-      mask: Tokens that take part, (B, n) bool, or None.
-      tokens: Any array (B, heads, n), for its shape.
-      start: First positions, (X,) or scalars.
-      end: Positions after the last ones; None means n.
-    """
-    batch, _, length = tokens.shape
-    start, end = (jnp.clip(x, 0, length) for x in (start, jnp.full_like(start, length) if end is None else end))
-    if mask is None:
-        return jnp.broadcast_to(end - start, (batch, *jnp.broadcast_shapes(end.shape, start.shape)))
-    before = jnp.pad(jnp.cumsum(mask, axis=1, dtype=jnp.int32), [(0, 0), (1, 0)])
-    return before[:, end] - before[:, start]
 
 
 def take_along(x: Array, index: Array) -> Array:

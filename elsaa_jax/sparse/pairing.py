@@ -101,6 +101,23 @@ def tile_plan(level: Level, slots: Slots, shape: PlanShape) -> TilePlan:
     )
 
 
+def count_valid(mask: Array | None, tokens: Array, start: Array, end: Array | None = None) -> Array:
+    """Counts the tokens in [start, end) that are not masked, (B, X).
+
+    Args:
+      mask: Tokens that take part, (B, n) bool, or None.
+      tokens: Any array (B, heads, n), for its shape.
+      start: First positions, (X,) or scalars.
+      end: Positions after the last ones; None means n.
+    """
+    batch, _, length = tokens.shape
+    start, end = (jnp.clip(x, 0, length) for x in (start, jnp.full_like(start, length) if end is None else end))
+    if mask is None:
+        return jnp.broadcast_to(end - start, (batch, *jnp.broadcast_shapes(end.shape, start.shape)))
+    before = jnp.pad(jnp.cumsum(mask, axis=1, dtype=jnp.int32), [(0, 0), (1, 0)])
+    return before[:, end] - before[:, start]
+
+
 def place_by_rank(r: Array, num_queries: Array, num_keys: Array) -> Array:
     """Returns the key that the query of rank r of n_q meets, floor(r * n_k / n_q) (Alg. 4 for equal counts).
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from elsaa_jax import dispatch
-from elsaa_jax.arrays.masking import zero_masked
+from elsaa_jax.arrays.guards import guard_inputs
 from elsaa_jax.blocks import tiles
 from elsaa_jax.blocks.attend import attend
 from elsaa_jax.blocks.call import BlockCall
@@ -21,7 +21,8 @@ from elsaa_jax.sparse.call import SparseCall
 from elsaa_jax.sparse.crossover import resolve_min_length
 from elsaa_jax.sparse.full import full_plan
 from elsaa_jax.sparse.levels import causal_plan
-from elsaa_jax.types import Array, BranchOutput, CallFacts, Implementation, Pairing
+from elsaa_jax.sparse.orders import sort_both
+from elsaa_jax.types import Array, BranchOutput, CallFacts, Implementation, Pairing, TilePlan
 from pallas_kernels.configs import block_refusal
 
 # Longest sequence whose pairing is exact in 32-bit integers; see `pairing.floor_ratio`.
@@ -123,7 +124,7 @@ def _sort_lsh(
     query_mask: Array | None,
     key_mask: Array | None,
 ) -> BranchOutput:
-    query, key, value = zero_masked(query, key, value, query_mask, key_mask)
+    query, key, value = guard_inputs(query, key, value, query_mask, key_mask)
     return sparse_branch(call, query, key, value, planes, query_mask, key_mask)[0]
 
 
@@ -155,8 +156,7 @@ def sparse_branch(
     if num_keys <= call.base:
         stretches = Stretches(num_keys, num_queries, num_keys, is_causal)
     else:
-        ranks = gray_ranks(query, key, planes)
-        plan = (causal_plan if is_causal else full_plan)(call, *ranks, query_mask, key_mask)
+        plan = make_plan(call, query, key, planes, query_mask, key_mask)
         if is_causal:
             stretches = Stretches(call.base, num_queries, num_keys, is_causal)
     block_call = BlockCall(call.facts.scale, stretches, call.route)
@@ -175,13 +175,14 @@ def sparse_branch(
     return BranchOutput(out, log_mass), count
 
 
-def gray_ranks(query: Array, key: Array, planes: Array) -> tuple[Array, Array, int]:
-    """Returns the Gray ranks of the codes, (B, N, T) and (B, K, S), and P. They have no gradient."""
-    num_bits = planes.shape[-2]
-
-    def ranks(x: Array, planes: Array) -> Array:
-        return gray_rank(hard_codes(*lax.stop_gradient((x, planes))), num_bits).swapaxes(1, 2)
-
-    group = query.shape[2] // key.shape[2]
+def make_plan(
+    call: SparseCall, query: Array, key: Array, planes: Array, query_mask: Array | None, key_mask: Array | None
+) -> TilePlan:
+    """Hashes, sorts and pairs queries and keys. The arguments are those of `sparse_branch`; there is no gradient."""
+    query, key, planes = lax.stop_gradient((query, key, planes))
+    num_bits, group = planes.shape[-2], query.shape[2] // key.shape[2]
     query_planes = planes if planes.ndim == 2 else jnp.repeat(planes, group, axis=0)
-    return ranks(query, query_planes), ranks(key, planes), num_bits
+    query_ranks = gray_rank(hard_codes(query, query_planes), num_bits).swapaxes(1, 2)
+    key_ranks = gray_rank(hard_codes(key, planes), num_bits).swapaxes(1, 2)
+    tokens = sort_both(call, query_ranks, key_ranks, num_bits, query_mask, key_mask)
+    return (causal_plan if call.facts.is_causal else full_plan)(call, tokens, query_mask, key_mask)

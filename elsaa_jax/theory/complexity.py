@@ -10,8 +10,7 @@ programs in `elsaa_jax.theory.programs`. All of them can be imported from here.
 
 from __future__ import annotations
 
-import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -20,10 +19,7 @@ from elsaa_jax.blocks.stretches import Stretches
 from elsaa_jax.checks import check_call, check_int
 from elsaa_jax.config import RaceConfig, SortLshConfig
 from elsaa_jax.dispatch import XLA
-from elsaa_jax.sparse.call import SparseCall
-from elsaa_jax.sparse.full import full_plan
-from elsaa_jax.sparse.levels import causal_plan
-from elsaa_jax.sparse.sort_lsh import gray_ranks, make_sparse
+from elsaa_jax.sparse.sort_lsh import make_plan, make_sparse
 from elsaa_jax.theory.costs import (
     Hashing,
     Memory,
@@ -148,14 +144,12 @@ def count_scores(query: Array, key: Array, planes: Array, config: SortLshConfig,
         exact = int(np.asarray(stretches.count_keys(query, None), np.float64).sum())
     if facts.num_keys <= call.base:
         return Scores(exact, 0)
-    plan = _plan(call, *gray_ranks(query, key, planes), None, None)
+    plan = _plan(call, query, key, planes, None, None)
     scores = _scores_of_plan(plan, facts.num_queries, facts.num_keys)
     return Scores(exact + scores.attended, scores.in_tiles)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def _plan(call: SparseCall, *arguments: Any) -> TilePlan:
-    return (causal_plan if call.facts.is_causal else full_plan)(call, *arguments)
+_plan = jax.jit(make_plan, static_argnums=0)
 
 
 def _scores_of_plan(plan: TilePlan, num_queries: int, num_keys: int) -> Scores:

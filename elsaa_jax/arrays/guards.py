@@ -1,7 +1,7 @@
-"""Clear refusals of derivatives that the attentions do not have: forward mode and second derivatives.
+"""Guards on the inputs of an attention: masked tokens, and derivatives that the attentions do not have.
 
-The attentions are differentiated by custom VJPs, which JAX's forward mode cannot use, and their backward passes are
-written for speed, not to be differentiated again.
+Forward mode and second derivatives are refused with a clear message. The attentions are differentiated by custom VJPs,
+which JAX's forward mode cannot use, and their backward passes are written for speed, not to be differentiated again.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+
+from elsaa_jax.types import Array
 
 Tree = TypeVar("Tree")
 
@@ -24,14 +27,43 @@ SECOND_DERIVATIVE = (
 )
 
 
+def guard_inputs(
+    query: Array, key: Array, value: Array, query_mask: Array | None, key_mask: Array | None
+) -> tuple[Array, Array, Array]:
+    """Returns the inputs of an attention with a custom VJP: masked tokens are 0, and forward mode is refused."""
+    return zero_masked(*reverse_only((query, key, value)), query_mask, key_mask)
+
+
+def zero_masked(
+    query: Array, key: Array, value: Array, query_mask: Array | None, key_mask: Array | None
+) -> tuple[Array, Array, Array]:
+    """Returns the arrays with masked keys and values, and non-finite numbers of masked queries, set to 0.
+
+    A masked token has weight 0, and 0 * NaN would be NaN.
+
+    Args:
+      query: Queries, (B, T, N, H).
+      key: Keys, (B, S, K, H).
+      value: Values, (B, S, K, H).
+      query_mask: Queries that take part, (B, T) bool, or None.
+      key_mask: Keys that take part, (B, S) bool, or None.
+    """
+    if query_mask is not None:
+        query = jnp.where(query_mask[:, :, None, None] | jnp.isfinite(query), query, 0)
+    if key_mask is not None:
+        keep = key_mask[:, :, None, None]
+        key, value = jnp.where(keep, key, 0), jnp.where(keep, value, 0)
+    return query, key, value
+
+
 def reverse_only(tree: Tree) -> Tree:
     """Returns the arrays unchanged; their forward-mode derivative raises a TypeError that says what to use."""
-    return jax.tree.map(lambda x: _reverse_only(x) if jax.numpy.issubdtype(x.dtype, jax.numpy.floating) else x, tree)
+    return jax.tree.map(lambda x: _reverse_only(x) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
 
 def first_order_only(tree: Tree) -> Tree:
     """Returns the arrays unchanged; differentiating them raises a TypeError that says what to use."""
-    return jax.tree.map(lambda x: _first_order(x) if jax.numpy.issubdtype(x.dtype, jax.numpy.floating) else x, tree)
+    return jax.tree.map(lambda x: _first_order(x) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
 
 @jax.custom_jvp
