@@ -35,7 +35,8 @@ def forward(
     # A masked query is in no tile of a plan, and neither is one all of whose keys are masked.
     masked = query_mask is not None or key_mask is not None
     dtype = _sum_dtype(call, query, plan)
-    rows = query.reshape(-1, query.shape[-1]), key.reshape(-1, key.shape[-1]), value.reshape(-1, value.shape[-1])
+    width = query.shape[-1]
+    rows = query.reshape(-1, width), key.reshape(-1, width), value.reshape(-1, width)
     state: tuple[Array, Array] | None = None
     if call.stretches is not None:
         part, geometry = stretch_plan(call, query, key, key_mask, settings)
@@ -69,14 +70,9 @@ def backward(
     """Returns d_query, d_key and d_value. `one_block.backward` explains `log_mass` and `shift`."""
     # exp(logit - inf) is 0: a query without keys has no weights.
     log_mass = jnp.where(jnp.isneginf(log_mass), jnp.inf, log_mass)
-    rows = (
-        query.reshape(-1, query.shape[-1]),
-        key.reshape(-1, key.shape[-1]),
-        value.reshape(-1, value.shape[-1]),
-        log_mass.reshape(-1),
-        d_out.reshape(-1, d_out.shape[-1]),
-        shift.reshape(-1),
-    )
+    width = query.shape[-1]
+    numbers = log_mass.reshape(-1), d_out.reshape(-1, width), shift.reshape(-1)
+    rows = query.reshape(-1, width), key.reshape(-1, width), value.reshape(-1, width), *numbers
     dtype = _sum_dtype(call, query, plan)
     of_query = settings_for("block_backward_query", query, *call.route[1:])
     of_key = settings_for("block_backward_key", query, *call.route[1:])

@@ -25,7 +25,7 @@ def forward(call: RaceCall, arrays: RaceArrays, sparse: Sparse | None) -> tuple[
 
     With a sparse branch of arrays (B, T, N, ...), the output is the fused one; there must be one ensemble then.
     """
-    query = arrays.query
+    query, query_rows = arrays.query, arrays.query.reshape(-1, arrays.query.shape[-1])
     if sparse is not None:
         sparse = Sparse(*(x.reshape(-1, *x.shape[3:]) for x in sparse))
     geometry = _geometry(call, arrays)
@@ -37,9 +37,7 @@ def forward(call: RaceCall, arrays: RaceArrays, sparse: Sparse | None) -> tuple[
         state = State(*(_before(x, geometry) for x in sums))
         settings = settings_for("race_readout", query, *call.route[1:])
         kind = call.fusion or "elsaa"
-        out, den = race.readout(
-            inputs, query.reshape(-1, query.shape[-1]), *state, dtype, geometry, settings, sparse, kind
-        )
+        out, den = race.readout(inputs, query_rows, *state, dtype, geometry, settings, sparse, kind)
         outs.append(out)
         dens.append(den)
         states.append(state)
@@ -63,7 +61,7 @@ def backward(
     Returns:
       The derivatives of the arrays, and d_out . out (B, T, N) if there is an `out_weight`.
     """
-    query = arrays.query
+    query, query_rows = arrays.query, arrays.query.reshape(-1, arrays.query.shape[-1])
     weight = None if out_weight is None else out_weight.reshape(-1)
     geometry = _geometry(call, arrays)
     d_out, d_den = d_out.reshape(-1, d_out.shape[-1]) / call.num_ensembles, d_den.reshape(-1) / call.num_ensembles
@@ -71,12 +69,10 @@ def backward(
     for ensemble, part in enumerate(_split(state, geometry)):
         inputs = _inputs(geometry, ensemble, arrays)
         settings = settings_for("race_backward_query", query, *call.route[1:])
-        of_query = race_backward.backward_query(
-            inputs, query.reshape(-1, query.shape[-1]), *part, d_out, d_den, geometry, settings, weight
-        )
+        of_query = race_backward.backward_query(inputs, query_rows, *part, d_out, d_den, geometry, settings, weight)
         d_sums = _before_vjp(of_query.d_mass, geometry), _before_vjp(of_query.d_values, geometry)
         settings = settings_for("race_backward_key", query, *call.route[1:])
-        rows = query.reshape(-1, query.shape[-1]), *d_sums, d_out, of_query.weight, of_query.d_den
+        rows = query_rows, *d_sums, d_out, of_query.weight, of_query.d_den
         of_key = race_backward.backward_key(inputs, *rows, geometry, settings)
         d_planes = _sum_planes(of_query.d_planes, geometry) + _sum_planes(of_key.d_planes, geometry)
         d_beta = jnp.sum(of_query.d_beta) + jnp.sum(of_key.d_beta)
@@ -107,13 +103,8 @@ def _inputs(geometry: Geometry, ensemble: int, arrays: RaceArrays) -> Inputs:
     planes = pad_axis(planes, 1, 0, tables.num_planes - planes.shape[1])
     mask = jnp.zeros((1,), jnp.int8) if arrays.key_mask is None else arrays.key_mask.reshape(-1).astype(jnp.int8)
     numbers = jnp.stack([arrays.beta, arrays.eps * DEN_SCALE])
-    return Inputs(
-        arrays.key.reshape(-1, arrays.key.shape[-1]),
-        arrays.value.reshape(-1, arrays.value.shape[-1]),
-        planes,
-        numbers,
-        mask,
-    )
+    width = planes.shape[-1]
+    return Inputs(arrays.key.reshape(-1, width), arrays.value.reshape(-1, width), planes, numbers, mask)
 
 
 def _before(sums: Array, geometry: Geometry) -> Array:

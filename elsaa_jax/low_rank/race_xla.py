@@ -289,8 +289,8 @@ def _state(call: RaceCall, key: Array, value: Array, planes: Array, beta: Array,
         return State(*(pad_axis(x, 0, 1, 0)[first:-1] for x in upto))
 
     def add(total: list[Array], chunk: list[Array]) -> tuple[list[Array], None]:
-        sums = _summary(codes, *[x.reshape(batch * parts, -1, *x.shape[1:]) for x in chunk])
-        sums = [x.reshape(batch, parts, -1, *x.shape[1:]).sum(1) for x in sums]
+        of_parts = _summary(codes, *[x.reshape(batch * parts, -1, *x.shape[1:]) for x in chunk])
+        sums = [x.reshape(batch, parts, -1, *x.shape[1:]).sum(1) for x in of_parts]
         return [a + b.reshape(a.shape) for a, b in zip(total, sums, strict=True)], None
 
     buckets = batch * key.shape[2], call.num_ensembles, codes.num_tables * 2 ** planes.shape[-2]
