@@ -18,14 +18,14 @@ import jax.numpy as jnp
 
 import elsaa_jax
 from elsaa_jax import ELSAA
-from experiments.niah.presets import CONFIG
+from experiments.niah.presets import PRESETS
 
 ROOT = pathlib.Path(elsaa_jax.__file__).parent
 
 
 def walk() -> list[tuple[str, str]]:
     """Returns the file and the name of each function, nested ones and comprehensions included."""
-    layer = ELSAA(num_heads=4, is_causal=True, config=CONFIG, deterministic=False)
+    layer = ELSAA(num_heads=4, is_causal=True, config=PRESETS["default"].config, deterministic=False)
     x = jnp.ones((2, 1024, 64))
     variables = layer.init({name: jax.random.key(0) for name in ("params", "hashes", "dropout")}, x)
     calls: dict[tuple[str, str], None] = {}
