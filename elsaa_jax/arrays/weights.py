@@ -11,22 +11,17 @@ from jax import lax
 from elsaa_jax.arrays.masses import safe_log, safe_max
 from elsaa_jax.types import Array, FusionKind
 
-# Largest exponent whose exponential is used: beyond it, derivatives would overflow in float32.
-MAX_EXPONENT = 80.0
+# Largest exponent whose exponential is used: beyond it, products with lambda would overflow in float32.
+MAX_EXPONENT = 60.0
 
 
 def multiplier(sparse_log_mass: Array, low_rank_log_mass: Array, lam: Array, eps: Array) -> Array:
-    """Returns m = d_sparse / (d_sparse + lam d_lr + eps), computed in log space; 0 where d_sparse is 0."""
-    low_rank, floor = low_rank_log_mass + safe_log(lam), safe_log(eps)
-    base = safe_max(lax.stop_gradient(jnp.maximum(low_rank, floor)))
-    # lam is a factor outside of the logarithm, so that its derivative at 0 is right.
-    rest = lam * _exp(low_rank_log_mass - base) + jnp.exp(floor - base)
-    rest = safe_log(rest) + base
+    """Returns m = d_sparse / (d_sparse + lam d_lr + eps), from the logarithms of the masses; 0 where d_sparse is 0."""
     present = ~jnp.isneginf(sparse_log_mass)
-    gap = jnp.where(present, rest - jnp.where(present, sparse_log_mass, 0.0), 0.0)
-    # 1 / (1 + exp(gap)); beyond MAX_EXPONENT the exponential overflows and its derivative is NaN.
-    inside = gap < MAX_EXPONENT
-    return jnp.where(present & inside, 1.0 / (1.0 + jnp.exp(jnp.minimum(gap, MAX_EXPONENT))), 0.0)
+    sparse_log_mass = jnp.where(present, sparse_log_mass, 0.0)
+    # lam and eps are factors outside of the exponentials, so that the derivative at lam = 0 is right.
+    rest = lam * _exp(low_rank_log_mass - sparse_log_mass) + eps * _exp(-sparse_log_mass)
+    return jnp.where(present, 1.0 / (1.0 + rest), 0.0)
 
 
 def fusion_weights(

@@ -147,15 +147,20 @@ def fused_race(call: RaceCall, arrays: RaceArrays, sparse: Sparse) -> tuple[Arra
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(call: RaceCall, arrays: RaceArrays, sparse: Sparse | None) -> tuple[Array, Array]:
     """Returns the output, in the dtype of the query, and DEN_SCALE times Den (B, T, N)."""
-    return _attend_fwd(call, arrays, sparse)[0]
+    return _forward(call, arrays, sparse)[:2]
+
+
+def _forward(call: RaceCall, arrays: RaceArrays, sparse: Sparse | None) -> tuple[Array, Array, State]:
+    kernels, xla = functools.partial(race_kernels.forward, call), functools.partial(race_xla.forward, call)
+    return dispatch.choose(call.route, kernels, xla, arrays, sparse)
 
 
 Residuals = tuple[RaceArrays, Sparse | None, Array, State]
 
 
 def _attend_fwd(call: RaceCall, arrays: RaceArrays, sparse: Sparse | None) -> tuple[tuple[Array, Array], Residuals]:
-    kernels, xla = functools.partial(race_kernels.forward, call), functools.partial(race_xla.forward, call)
-    out, den, state = dispatch.choose(call.route, kernels, xla, arrays, sparse)
+    arrays, sparse = first_order_only((arrays, sparse))
+    out, den, state = _forward(call, arrays, sparse)
     return (out, den), (arrays, sparse, den, state)
 
 

@@ -90,8 +90,7 @@ def log_mass_of(den: Array) -> Array:
       den: DEN_SCALE times Den.
     """
     bounded = jnp.log(jnp.maximum(den, TINY_DEN))
-    log_mass = bounded + lax.stop_gradient(safe_log(den) - bounded) - math.log(DEN_SCALE)
-    return jnp.where(den > 0, log_mass, -jnp.inf)
+    return bounded + lax.stop_gradient(safe_log(den) - math.log(DEN_SCALE) - bounded)
 
 
 def _weigh(out: Array, den: Array, weight: Array) -> Array:
