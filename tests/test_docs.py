@@ -225,7 +225,7 @@ def can_run(module):
 
 @functools.cache
 def words_of_code():
-    """Every name in our source and of its files, and every word of its one-line strings, which name fields and flags."""
+    """Every name in our source and of its files, and every word of its one-line strings, which name fields of files."""
     words = {path.stem for path in SOURCES}
     for path in SOURCES:
         if path == pathlib.Path(__file__).resolve():
