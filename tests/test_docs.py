@@ -293,3 +293,37 @@ def test_links_resolve(path):
         elif anchor and anchor not in headings(linked):
             problems.append(f"{target}: no such heading")
     assert not problems, f"{name_of(path)}: {problems}"
+
+
+def imports_of(path):
+    """The modules of the library that a file imports, as `elsaa_jax.blocks.call`."""
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (inner if node.module == "elsaa_jax" else [node.module])
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_imports_follow_the_architecture():
+    """The order is that of the page: each name imports itself and what stands on its left."""
+    page = (ROOT / "docs" / "guides" / "architecture.md").read_text()
+    order = re.split(" <- |, ", re.search(r"^types <- .* <- experiments$", page, re.M)[0])
+    allowed = {name: {"types", *order[: i + 1]} for i, name in enumerate(order)}
+    allowed["dispatch"] = allowed["config"]
+    with_kernels = {"dispatch", *order[order.index("blocks") :]}
+    wrong = []
+    for path in sources("elsaa_jax"):
+        relative = path.relative_to(HOMES["elsaa_jax"] / "elsaa_jax")
+        own = relative.parts[0].removesuffix(".py")
+        if own not in allowed:  # The package, the short names of the layers, and the leaves: reference and theory.
+            continue
+        for module in imports_of(path):
+            package, _, rest = module.partition(".")
+            is_wrong = package == "pallas_kernels" and own not in with_kernels
+            if package == "elsaa_jax":
+                names = allowed[own] | ({"dispatch"} if own in with_kernels else set())
+                is_wrong = rest.split(".")[0] not in names
+            if is_wrong:
+                wrong.append(f"{relative} imports {module}")
+    assert not wrong, wrong
