@@ -12,6 +12,7 @@ import pytest
 
 import elsaa_jax
 import pallas_kernels
+from experiments.paper.report import HEAD
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # The packages are imported from the tree, or from an installed wheel.
@@ -327,3 +328,8 @@ def test_imports_follow_the_architecture():
             if is_wrong:
                 wrong.append(f"{relative} imports {module}")
     assert not wrong, wrong
+
+
+def test_the_page_of_the_tables_begins_as_the_report_does():
+    """`python -m experiments.paper` writes the page again; text that is edited there alone would be lost."""
+    assert (ROOT / "docs" / "results" / "paper.md").read_text().startswith(f"{HEAD}\n\n## ")
