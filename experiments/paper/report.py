@@ -92,8 +92,8 @@ def _waiting(rows: Rows) -> str:
     share, task, name = max((row["waited"] / row["training_seconds"], row["task"], row["attention"]) for row in rows)
     several = any(summary.seeds > 1 for summary in summarize(rows).values())
     return (
-        "Time is that of training and evaluation, the mean over seeds. Steps waited for their data for at most "
-        f"{100 * share:.1f} % of the time of training ({task}, {name})."
+        "Times include training and evaluation and are means over seeds. Steps waited for their data for at most "
+        f"{100 * share:.1f} % of the training time ({task}, {name})."
     ) + ("" if several else " Nothing has several seeds yet: the intervals are over test examples alone.")
 
 
