@@ -4,6 +4,7 @@ import ast
 import functools
 import importlib
 import importlib.util
+import json
 import pathlib
 import re
 from typing import NamedTuple
@@ -12,6 +13,7 @@ import pytest
 
 import elsaa_jax
 import pallas_kernels
+from experiments.paper.report import HEAD, format_tables
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # The packages are imported from the tree, or from an installed wheel.
@@ -156,7 +158,10 @@ def problems_with_names(path, text):
         if not match[1].endswith((".py", ".md", ".json")) and not resolves(match[1]):
             yield match, f"{match[1]} does not exist"
     for match in PUBLIC.finditer(text):
-        if not has(getattr(elsaa_jax, match[1]), match[2]):
+        # A module may share the name of a public function: `soft_codes.CODE_SCALE`.
+        if not has(getattr(elsaa_jax, match[1]), match[2]) and not any(
+            defines(file, match[2]) for file in modules(match[1])
+        ):
             yield match, f"{match[1]} has no {match[2]}"
 
 
@@ -222,8 +227,8 @@ def can_run(module):
 
 @functools.cache
 def words_of_code():
-    """Every name in our source, and every word of its one-line strings, which name fields of files and the like."""
-    words = set()
+    """Every name in our source and of its files, and every word of its one-line strings, which name fields of files."""
+    words = {path.stem for path in SOURCES}
     for path in SOURCES:
         if path == pathlib.Path(__file__).resolve():
             continue
@@ -290,3 +295,45 @@ def test_links_resolve(path):
         elif anchor and anchor not in headings(linked):
             problems.append(f"{target}: no such heading")
     assert not problems, f"{name_of(path)}: {problems}"
+
+
+def imports_of(path):
+    """The modules of the library that a file imports, as `elsaa_jax.blocks.call`."""
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (inner if node.module == "elsaa_jax" else [node.module])
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def test_imports_follow_the_architecture():
+    """The order is that of the page: each name imports itself and what stands on its left."""
+    page = (ROOT / "docs" / "guides" / "architecture.md").read_text()
+    order = re.split(" <- |, ", re.search(r"^types <- .* <- experiments$", page, re.M)[0])
+    allowed = {name: {"types", *order[: i + 1]} for i, name in enumerate(order)}
+    allowed["dispatch"] = allowed["config"]
+    with_kernels = {"dispatch", *order[order.index("blocks") :]}
+    wrong = []
+    for path in sources("elsaa_jax"):
+        relative = path.relative_to(HOMES["elsaa_jax"] / "elsaa_jax")
+        own = relative.parts[0].removesuffix(".py")
+        if own not in allowed:  # The package, the short names of the layers, and the leaves: reference and theory.
+            continue
+        for module in imports_of(path):
+            package, _, rest = module.partition(".")
+            is_wrong = package == "pallas_kernels" and own not in with_kernels
+            if package == "elsaa_jax":
+                names = allowed[own] | ({"dispatch"} if own in with_kernels else set())
+                is_wrong = rest.split(".")[0] not in names
+            if is_wrong:
+                wrong.append(f"{relative} imports {module}")
+    assert not wrong, wrong
+
+
+def test_the_page_of_the_tables_is_what_the_report_writes():
+    """`python -m experiments.paper` writes the page again; text that is edited there alone would be lost."""
+    results = ROOT / "docs" / "results"
+    stored = json.loads((results / "paper.json").read_text())
+    text = f"{HEAD}\n\n{format_tables(stored['rows'], stored['niah'])}\n\n!["
+    assert (results / "paper.md").read_text().startswith(text)

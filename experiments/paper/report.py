@@ -62,15 +62,15 @@ HEAD = """# The paper's tables beside ours
 python -m experiments.paper --run
 ```
 
-The paper's numbers are those of its tables: one seed, on a GPU, at the lengths and epochs of its appendix. Ours are
-from the preset named in each row, at its length and budget: one budget for all methods of a task, the last step, all
-test examples. They stand side by side to compare the order of the methods, not the numbers. Sets, splits and readouts
-are not always the paper's: [the differences](../paper.md).
+The paper's numbers come from its tables: one seed, on a GPU, at the lengths and epochs of its appendix. Our numbers
+come from the preset named in each row, at its length and budget. All methods of a task have one budget, and all test
+examples are evaluated after the last step. Compare the order of the methods, not the numbers: data sets, splits and
+readouts are not always the paper's ([the differences](../paper.md)).
 
-The 95 % intervals are over test examples, taken as independent, and over seeds: the deviation between seeds, in units
-of sqrt(p (1 - p)) for an accuracy p, is pooled over what has several of them, and stands for what has one as well. All
-methods answer the same examples, which makes the intervals of differences too wide; pairs of the same papers
-(retrieval) and windows of the same reviews (IMDB) are not independent, which makes them too narrow."""
+The 95 % intervals cover test examples, taken as independent, and seeds. The deviation between seeds, in units of
+sqrt(p (1 - p)) for an accuracy p, is pooled over the methods and tasks that have several seeds, and is used for those
+with one seed too. All methods answer the same examples, which makes the intervals of differences too wide. Pairs of
+the same papers (retrieval) and windows of the same reviews (IMDB) are not independent, which makes them too narrow."""
 
 
 def format_tables(rows: Rows, niah: Rows) -> str:
@@ -92,8 +92,8 @@ def _waiting(rows: Rows) -> str:
     share, task, name = max((row["waited"] / row["training_seconds"], row["task"], row["attention"]) for row in rows)
     several = any(summary.seeds > 1 for summary in summarize(rows).values())
     return (
-        "Time is that of training and evaluation, the mean over seeds. Steps waited for their data for at most "
-        f"{100 * share:.1f} % of the time of training ({task}, {name})."
+        "Times include training and evaluation and are means over seeds. Steps waited for their data for at most "
+        f"{100 * share:.1f} % of the training time ({task}, {name})."
     ) + ("" if several else " Nothing has several seeds yet: the intervals are over test examples alone.")
 
 

@@ -1,14 +1,4 @@
-"""Experiments on the paper's rank theory: certificates, ranks, bounds, costs, and error over entropy.
-
-They test three claims. RACE alone has rank L (2^P - 1) + 1 at most, however long the input is. The support of the
-sparse branch with rank pairing always has a perfect matching, so that full rank needs no luck. The theorem's bound
-holds for independent edges, but not for the edges of a real hash.
-
-Command: python -m experiments.rank
-
-With --length, --tables, --bits and --rank it tells whether sparse plus low-rank attention has full rank, and with which
-confidence. docs/theory.md explains the theory, and docs/results/rank.md has the results.
-"""
+"""The command line of the rank experiment, and its parts."""
 
 from __future__ import annotations
 
@@ -23,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from elsaa_jax import theory
-from experiments.engine import cli, pictures
+from experiments.engine import cli
 from experiments.engine.errors import disk_errors
 from experiments.engine.results import Rows
 from experiments.engine.workdir import RESULTS, versions, write_json
@@ -39,22 +29,24 @@ def make_parser() -> cli.PlainParser:
     """Returns the parser of the command line."""
     parser = cli.PlainParser("Computes the certificates of the paper's rank theory and tests them by experiments.")
     parser.set_defaults(workdir=pathlib.Path("runs/rank"))
+    parser.set_help(seed="Random seed of tokens, supports and hash planes.")
     add = parser.add_argument
+    add("--parts", type=cli.names(tuple(PARTS)), default="all", help=f"Parts to run: {cli.one_or_more(tuple(PARTS))}.")
+    add("--length", type=cli.integer(2), default=65536, help="Longest input of the certificates, in tokens.")
+    add("--tables", type=cli.integer(1), default=4, help="Number of hash tables, L, of the certificates.")
+    add("--bits", type=cli.integer(1), default=4, help="Number of bits of each hash table of the certificates.")
     add(
-        "--parts", type=cli.names(tuple(PARTS)), default="all", help=f"Parts to run: all, or some of {','.join(PARTS)}."
+        "--rank",
+        type=cli.integer(0),
+        help="Rank r of the low-rank branch. Default: the rank of RACE with these tables and bits.",
     )
-    add("--length", type=cli.integer(2), default=65536, help="Longest input of the certificates.")
-    add("--tables", type=cli.integer(1), default=4, help="Number of independent hashes, L, of the certificates.")
-    add("--bits", type=cli.integer(1), default=4, help="Bits of each hash of the certificates.")
-    help_of_rank = "Rank r of the low-rank branch. If not given, the rank of RACE with these tables and bits."
-    add("--rank", type=cli.integer(0), help=help_of_rank)
     add("--exponent", type=cli.number(0), default=1.0, help="Exponent c of the failure probability n^-c.")
     add("--delta", type=cli.number(0, 1), default=0.01, help="Failure probability of the edges.")
     add("--head-dim", type=cli.integer(2), default=64, help="Head dimension of the isotropic tokens.")
-    add("--supports", type=cli.integer(1), default=5000, help="Random supports that test the proposition.")
-    add("--trials", type=cli.integer(1), default=2000, help="Random supports for each point of the bound.")
-    add("--seeds", type=cli.integer(2), default=8, help="Sets of tokens for the ranks and the errors.")
-    add("--max-length", type=cli.integer(32), default=512, help="Longest input of the ranks and operators.")
+    add("--supports", type=cli.integer(1), default=5000, help="Number of random supports that test the proposition.")
+    add("--trials", type=cli.integer(1), default=2000, help="Number of random supports for each point of the bound.")
+    add("--seeds", type=cli.integer(2), default=8, help="Number of token sets for the ranks and the errors.")
+    add("--max-length", type=cli.integer(32), default=512, help="Longest input of the ranks and operators, in tokens.")
     return parser
 
 
@@ -173,7 +165,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Rows]:
     with disk_errors(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
     parts = ", ".join(arguments.parts)
-    print(f"Parts: {parts}. Seed: {arguments.seed}. Results and pictures go to {workdir}.", flush=True)
+    print(f"Parts: {parts}. Seed: {arguments.seed}. Results go to {workdir}.", flush=True)
     flags = {name: value for name, value in vars(arguments).items() if name not in ("workdir", "config", "traceback")}
     results: dict[str, Rows] = {}
     written = [workdir / RESULTS]
@@ -184,11 +176,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Rows]:
         print(f"\n## {title}\n\n{to_table(results[part])}\n\n({time.monotonic() - start:.0f} s)", flush=True)
         write_json(workdir / RESULTS, {"flags": flags, "versions": versions(), "parts": results})
         picture = workdir / f"{part}.png"
-        if draw is None:
-            continue
-        if draw(picture, results[part]):
+        if draw is not None and draw(picture, results[part]):
             written.append(picture)
-        else:
-            print(pictures.NOT_DRAWN)
-    print(f"\n{', '.join(map(str, written))}")
+    if any(PARTS[part].draw for part in arguments.parts):
+        cli.print_files(written)
+    else:  # No part has a picture, so none is missing.
+        print(f"\nWrote {written[0]}.")
     return results

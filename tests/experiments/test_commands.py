@@ -44,7 +44,7 @@ def test_help_is_printed(name, monkeypatch, capsys):
         assert action.option_strings[0] in printed
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "rank"])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_help_texts_are_sentences_with_defaults(name):
     parser = parser_of(name)
     assert parser.description.endswith((".", "?"))
