@@ -46,7 +46,7 @@ CALLS = {
         ({"q": X[0]}, r"query has shape \(8, 4, 16\); it must be \(B, T, N, H\)"),
         ({"k": KV[0]}, r"key has shape \(8, 2, 16\); it must be \(B, S, K, H\)"),
         ({"q": X[:, :0]}, r"query has shape \(2, 0, 4, 16\).*no empty axis"),
-        ({"q": X.astype(jnp.int32)}, "query has dtype int32; it must be a float dtype"),
+        ({"q": X.astype(jnp.int32)}, "query has dtype int32; it must be one of float32, bfloat16, float16"),
         ({"q": X.astype(jnp.bfloat16)}, "dtypes bfloat16, float32 and float32; they must be equal"),
         ({"v": KV[:, :4]}, r"key has shape \(2, 8, 2, 16\) and value \(2, 4, 2, 16\)"),
         ({"q": X[:1]}, "batch and head dimension must be equal"),
