@@ -58,9 +58,9 @@ def test_places_in_buckets_are_exact():
     np.testing.assert_array_equal(place_in_bucket(lo, lo + keys, index, length, lo), np.maximum(lo - 1, 0))
 
 
-@pytest.mark.parametrize("base", [11, 19, 25])
-def test_support_at_exact_boundaries(base):
-    # Blocks of one key, and buckets of 2 base and 10 keys: where a query's place is an integer, rounding shows.
+def test_support_at_exact_boundaries():
+    # Blocks of one key, and 10 of 25 keys in the bucket of all queries: float32 misplaces queries 2 and 7 of 25.
+    base = 25
     length, head_dim = 4 * base, 128
     rng = np.random.default_rng(base)
     query, key = np.ones((2, 1, length, 1, head_dim), np.float32)
