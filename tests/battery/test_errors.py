@@ -1,9 +1,12 @@
 """Bad input is refused by a ValueError that names the argument, its value and what is allowed."""
 
 import dataclasses
+import functools
 
 import jax
+import jax.export
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import nnx
 
@@ -52,6 +55,10 @@ CALLS = {
         ({"key_mask": jnp.ones((2, 8, 8), bool)}, r"key_mask has shape \(2, 8, 8\).*is_causal.*key_mask"),
         ({"key_mask": MASK.astype(jnp.float32)}, "key_mask has dtype float32; it must be bool"),
         ({"is_causal": 1}, "is_causal is 1; it must be True or False"),
+        ({"q": X.tolist()}, "query is a list; it must be an array: use jnp.asarray"),
+        ({"k": KV.tolist()}, "key is a list; it must be an array: use jnp.asarray"),
+        ({"v": KV.tolist()}, "value is a list; it must be an array: use jnp.asarray"),
+        ({"key_mask": MASK.tolist()}, "key_mask is a list; it must be an array: use jnp.asarray"),
     ],
 )  # fmt: skip
 def test_arrays(function, kwargs, message):
@@ -98,6 +105,16 @@ def test_arrays(function, kwargs, message):
         ("elsaa_attention", {"lsh_planes": PLANES[:, :3]}, r"planes has shape \(5, 3\); it must be \(bits, 16\)"),
         ("elsaa_attention", {"lam": -1.0}, r"lam has the smallest value -1\.0; all must be finite numbers >= 0"),
         ("elsaa_attention", {"gate_low_rank": float("nan")}, "gate_low_rank has the smallest value nan"),
+        ("sort_lsh_attention", {"query_mask": MASK.tolist()}, "query_mask is a list; .* use jnp.asarray"),
+        ("sort_lsh_attention", {"planes": PLANES.tolist()}, "planes is a list; .* use jnp.asarray"),
+        ("sort_lsh_attention", {"planes": PLANES.at[1, 2].set(jnp.nan)}, "planes has values that are NaN or infinite"),
+        ("race_attention", {"planes": TABLES.tolist()}, "planes is a list; .* use jnp.asarray"),
+        ("race_attention", {"planes": TABLES.at[0, 1, 2].set(jnp.nan)}, "planes has values that are NaN or infinite"),
+        ("performer_attention", {"projection": PROJECTION.tolist()}, "projection is a list; .* use jnp.asarray"),
+        ("performer_attention", {"projection": PROJECTION * jnp.inf}, "projection has values that are NaN or infinite"),
+        ("elsaa_attention", {"race_planes": TABLES.tolist()}, "planes is a list; .* use jnp.asarray"),
+        ("elsaa_attention", {"race_planes": TABLES * jnp.nan}, "planes has values that are NaN or infinite"),
+        ("elsaa_attention", {"lsh_planes": PLANES * jnp.nan}, "lsh_planes has values that are NaN or infinite"),
         ("elsaa_attention", {"race_planes": TABLES[:1]}, "num_bits is 5, but the low-rank branch has only 3 planes"),
     ],
 )  # fmt: skip
@@ -225,6 +242,61 @@ def test_masks_of_layers(shape, allowed):
     else:
         with pytest.raises(ValueError, match=r"mask has shape .* it must be .*key_mask.*is_causal"):
             layer.apply(variables, x, mask=jnp.ones(shape))
+
+
+LISTS = [[[1.0] * 32] * 8] * 2
+TOKENS = jnp.ones((2, 8, 32))
+
+
+@pytest.mark.parametrize("framework", ["linen", "nnx"])
+@pytest.mark.parametrize(
+    ("inputs", "masks", "message"),
+    [
+        ((TOKENS[:, :0],), {}, r"inputs_q has shape \(2, 0, 32\)"),
+        ((TOKENS, TOKENS[:, :0]), {}, r"inputs_k has shape \(2, 0, 32\)"),
+        ((TOKENS, TOKENS, TOKENS[:, :0]), {}, r"inputs_v has shape \(2, 0, 32\)"),
+        ((TOKENS[:0],), {}, r"has shape \(0, 8, "),
+        ((LISTS,), {}, "inputs_q is a list; it must be an array: use jnp.asarray"),
+        ((TOKENS, LISTS), {}, "inputs_k is a list; it must be an array: use jnp.asarray"),
+        ((TOKENS, TOKENS, LISTS), {}, "inputs_v is a list; it must be an array: use jnp.asarray"),
+        ((TOKENS, None, LISTS), {}, "inputs_v is a list; it must be an array: use jnp.asarray"),
+        ((TOKENS,), {"mask": MASK.tolist()}, "^mask is a list; it must be an array: use jnp.asarray"),
+        ((TOKENS,), {"query_mask": MASK.tolist()}, "^query_mask is a list; it must be an array: use jnp.asarray"),
+        ((TOKENS,), {"query_mask": MASK[:, :3]}, r"^query_mask has shape \(2, 3\)"),
+    ],
+)
+def test_inputs_of_layers(framework, inputs, masks, message):
+    if framework == "linen":
+        layer = elsaa_jax.ELSAA(4, attention="exact")
+        attend = functools.partial(layer.init, jax.random.key(0))
+    else:
+        attend = elsaa_nnx.ELSAA(4, 32, attention="exact", rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match=message):
+        attend(*inputs, **masks)
+
+
+@pytest.mark.parametrize("function", CALLS)
+def test_symbolic_batches_need_vmap(function):
+    (batch,) = jax.export.symbolic_shape("b")
+    struct = jax.ShapeDtypeStruct((batch, 8, 2, 16), jnp.float32)
+
+    def attend(x):
+        return jax.tree.leaves(CALLS[function](x, x, x))[0]
+
+    with pytest.raises(ValueError, match=r"symbolic dimension b; .*`jax\.vmap`"):
+        jax.export.export(jax.jit(attend))(struct)
+    exported = jax.export.export(jax.jit(jax.vmap(lambda x: attend(x[None])[0])))(struct)
+    x = jax.random.normal(jax.random.key(0), (3, 8, 2, 16))
+    np.testing.assert_allclose(exported.call(x), attend(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("function", CALLS)
+@pytest.mark.parametrize("shape", [(2, "n", 2, 16), (2, 8, "n", 16)], ids=["length", "heads"])
+def test_symbolic_lengths_are_refused(function, shape):
+    (size,) = jax.export.symbolic_shape("n")
+    struct = jax.ShapeDtypeStruct([size if x == "n" else x for x in shape], jnp.float32)
+    with pytest.raises(ValueError, match=r"symbolic dimension n; it must be a number"):
+        jax.export.export(jax.jit(lambda x: jax.tree.leaves(CALLS[function](x, x, x))[0]))(struct)
 
 
 @pytest.mark.parametrize("attention", elsaa_jax.ATTENTION_KINDS)
