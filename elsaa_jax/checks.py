@@ -78,8 +78,15 @@ def check_call(
     """
     for name, x, axes in (("query", query, "B, T, N, H"), ("key", key, "B, S, K, H"), ("value", value, "B, S, K, H")):
         check_array(name, x)
-        if len(x.shape) != 4 or any(_is_zero(size) for size in x.shape):
+        if len(x.shape) != 4 or 0 in x.shape:
             raise ValueError(f"{name} has shape {x.shape}; it must be ({axes}) with no empty axis")
+        symbolic = [size for size in x.shape if not isinstance(size, int)]
+        if symbolic:
+            raise ValueError(
+                f"{name} has shape {x.shape} with the symbolic dimension {symbolic[0]}; it must be a number. For a "
+                "symbolic batch export `jax.vmap` of the function of one example; otherwise export one function for "
+                "each size"
+            )
         if x.dtype not in FLOAT_DTYPES:
             allowed = ", ".join(jnp.dtype(dtype).name for dtype in FLOAT_DTYPES)
             raise ValueError(f"{name} has dtype {x.dtype}; it must be one of {allowed}")
@@ -102,11 +109,6 @@ def check_call(
             "last positions of the keys, so the first must not exceed the second"
         )
     batch = query.shape[0]
-    if not isinstance(batch, int):
-        raise ValueError(
-            f"the batch size is the symbolic dimension {batch}; it must be a number. Export the function of one "
-            "example and call it by `jax.vmap`, or export one function for each batch size"
-        )
     rows = batch * max(query.shape[1] * query.shape[2], key.shape[1] * key.shape[2])
     if rows > MAX_ROWS:
         raise ValueError(f"batch x length x heads is {rows}; it must be at most {MAX_ROWS}: split the batch")
@@ -201,8 +203,3 @@ def check_weights(name: str, value: Any, shape: tuple[int, ...]) -> None:
     found = jnp.shape(value)
     if len(found) > len(shape) or any(a not in (1, b) for a, b in zip(found[::-1], shape[::-1], strict=False)):
         raise ValueError(f"{name} has shape {found}; it must broadcast to (B, T, N) = {shape}")
-
-
-def _is_zero(size: Any) -> bool:
-    """Returns whether an axis is empty; a symbolic dimension is at least 1."""
-    return isinstance(size, int) and size == 0

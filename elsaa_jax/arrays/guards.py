@@ -18,11 +18,11 @@ from elsaa_jax.types import Array
 Tree = TypeVar("Tree")
 
 FORWARD_MODE = (
-    "the attentions of elsaa_jax have no forward-mode derivative (jax.jvp, jax.jacfwd, jax.linearize); use reverse "
+    "this attention of elsaa_jax has no forward-mode derivative (jax.jvp, jax.jacfwd, jax.linearize); use reverse "
     "mode (jax.grad, jax.vjp, jax.jacrev), or the quadratic definitions in elsaa_jax.reference, which have both"
 )
 SECOND_DERIVATIVE = (
-    "the attentions of elsaa_jax have no second derivative (jax.hessian, jax.grad of jax.grad); use the quadratic "
+    "this attention of elsaa_jax has no second derivative (jax.hessian, jax.grad of jax.grad); use the quadratic "
     "definitions in elsaa_jax.reference, which can be differentiated any number of times"
 )
 
@@ -58,22 +58,12 @@ def zero_masked(
 
 def reverse_only(tree: Tree) -> Tree:
     """Returns the arrays unchanged; their forward-mode derivative raises a TypeError that says what to use."""
-    return jax.tree.map(lambda x: _reverse_only(x) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
+    return jax.tree.map(lambda x: _identity.bind(x) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
 
 
 def first_order_only(tree: Tree) -> Tree:
     """Returns the arrays unchanged; differentiating them raises a TypeError that says what to use."""
     return jax.tree.map(lambda x: _first_order(x) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree)
-
-
-@jax.custom_jvp
-def _reverse_only(x: Any) -> Any:
-    return x
-
-
-@_reverse_only.defjvp
-def _reverse_only_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
-    return primals[0], _tangent.bind(tangents[0])
 
 
 @jax.custom_jvp
@@ -90,10 +80,23 @@ def _refuse(*_: Any, **__: Any) -> Any:
     raise TypeError(FORWARD_MODE)
 
 
-# The identity on tangents. Reverse mode only transposes it; forward mode must evaluate or lower it, which raises.
-_tangent = Primitive("elsaa_reverse_mode_only")
+# The identity. It is a primitive rather than a `jax.custom_jvp`, so that `jax.vmap` keeps it whole and the identity on
+# its tangents is batched in forward mode only.
+_identity = Primitive("elsaa_reverse_mode_only")
+_identity.def_abstract_eval(lambda x: x)
+_identity.def_impl(lambda x: x)
+mlir.register_lowering(_identity, lambda _, x: [x])
+ad.primitive_jvps[_identity] = lambda primals, tangents: (_identity.bind(*primals), _tangent_of(*tangents))
+batching.primitive_batchers[_identity] = lambda args, axes: (_identity.bind(*args), axes[0])
+
+# The identity on tangents. Reverse mode only transposes it; forward mode must evaluate, lower or batch it: all raise.
+_tangent = Primitive("elsaa_reverse_mode_only_tangent")
 _tangent.def_abstract_eval(lambda x: x)
 _tangent.def_impl(_refuse)
 mlir.register_lowering(_tangent, _refuse)
 ad.deflinear2(_tangent, lambda cotangent, _: [cotangent])
-batching.primitive_batchers[_tangent] = lambda args, axes: (_tangent.bind(*args), axes[0])
+batching.primitive_batchers[_tangent] = _refuse
+
+
+def _tangent_of(tangent: Any) -> Any:
+    return tangent if isinstance(tangent, ad.Zero) else _tangent.bind(tangent)

@@ -101,7 +101,7 @@ def attention_fn(
             check_weights(name, weight, query.shape[:3])
         sizes = num_heads, key.shape[2], num_heads * head_dim
         spec = AttentionSpec(attention, config, *sizes, causal, implementation)
-        key_mask = key_mask_of(mask, tuple(lead), num_queries, key.shape[1])
+        key_mask = key_mask_of("mask", mask, tuple(lead), num_queries, key.shape[1])
         out, weights = spec.attend(
             query,
             key,

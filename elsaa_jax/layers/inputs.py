@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,6 +43,7 @@ class Inputs(NamedTuple):
     ) -> Inputs:
         """Fills in the arguments that were left out, and folds the batch axes into one."""
         if inputs_k is None and inputs_v is not None:
+            _check_array("inputs_v", inputs_v)
             raise ValueError(
                 f"inputs_v has shape {inputs_v.shape} and inputs_k is None; give inputs_k, and leave out inputs_v "
                 "where it is the same"
@@ -51,19 +52,20 @@ class Inputs(NamedTuple):
         inputs_k = inputs_q if inputs_k is None else inputs_k
         inputs_v = inputs_k if inputs_v is None else inputs_v
         for name, x in (("inputs_q", inputs_q), ("inputs_k", inputs_k), ("inputs_v", inputs_v)):
-            if not isinstance(x, jax.Array | np.ndarray):
-                raise ValueError(f"{name} is a {type(x).__name__}; it must be an array: use jnp.asarray")
+            _check_array(name, x)
             if jnp.ndim(x) < 2 or jnp.shape(x)[:-2] != jnp.shape(inputs_q)[:-2]:
                 raise ValueError(
                     f"{name} has shape {jnp.shape(x)}; it must be (..., length, features) with the batch axes of "
                     f"inputs_q, {jnp.shape(inputs_q)[:-2]}"
                 )
+            if 0 in x.shape:
+                raise ValueError(f"{name} has shape {x.shape}; it must have no empty axis")
         lead = inputs_q.shape[:-2]
-        key_mask = key_mask_of(mask, lead, inputs_q.shape[-2], inputs_k.shape[-2])
+        key_mask = key_mask_of("mask", mask, lead, inputs_q.shape[-2], inputs_k.shape[-2])
         if query_mask is None:
             query_mask = key_mask if is_self else None
         else:
-            query_mask = key_mask_of(query_mask, lead, inputs_q.shape[-2], inputs_q.shape[-2])
+            query_mask = key_mask_of("query_mask", query_mask, lead, inputs_q.shape[-2], inputs_q.shape[-2])
         query, key, value = (x.reshape(-1, *x.shape[-2:]) for x in (inputs_q, inputs_k, inputs_v))
         return cls(query, key, value, query_mask, key_mask, lead)
 
@@ -74,10 +76,16 @@ class Inputs(NamedTuple):
         return self.query_mask
 
 
-def key_mask_of(mask: Array | None, lead: tuple[int, ...], num_queries: int, num_keys: int) -> Array | None:
+def _check_array(name: str, x: Any) -> None:
+    if not isinstance(x, jax.Array | np.ndarray):
+        raise ValueError(f"{name} is a {type(x).__name__}; it must be an array: use jnp.asarray")
+
+
+def key_mask_of(name: str, mask: Array | None, lead: tuple[int, ...], num_queries: int, num_keys: int) -> Array | None:
     """Turns a mask of Flax, (..., S) or (..., 1, 1, S), into (B, S) bool.
 
     Args:
+      name: Name of the argument.
       mask: Mask in which True or nonzero means "attend", or None.
       lead: Batch axes of the inputs; those of the mask may be 1.
       num_queries: T.
@@ -85,15 +93,14 @@ def key_mask_of(mask: Array | None, lead: tuple[int, ...], num_queries: int, num
     """
     if mask is None:
         return None
-    if not isinstance(mask, jax.Array | np.ndarray):
-        raise ValueError(f"mask is a {type(mask).__name__}; it must be an array: use jnp.asarray")
+    _check_array(name, mask)
     shape = jnp.shape(mask)
     fits = len(shape) in (len(lead) + 1, len(lead) + 3) and shape[-1] == num_keys
     fits = fits and all(a in (1, b) for a, b in zip(shape, lead, strict=False))
     fits = fits and all(a == 1 for a in shape[len(lead) : -1])
     if not fits:
         raise ValueError(
-            f"mask has shape {shape}; for {num_queries} queries and {num_keys} keys it must be "
+            f"{name} has shape {shape}; for {num_queries} queries and {num_keys} keys it must be "
             f"{(*lead, num_keys)} or {(*lead, 1, 1, num_keys)}, as a key_mask. A mask over pairs of tokens would be "
             "of quadratic size: use is_causal=True for a causal mask"
         )
