@@ -34,15 +34,16 @@ def full_plan(call: SparseCall, tokens: Sorted, query_mask: Array | None, key_ma
     slots, slot_mask, queries, keys, bounds = tokens
     max_blocks = -(-num_keys // call.block_size)
     shape = PlanShape(call.block_size, call.num_neighbors, max_blocks, num_queries * (num_heads // num_kv_heads))
-    start = jnp.zeros(1, jnp.int32)
-    query_counts, key_counts = count_valid(slot_mask, queries, start)[:, None], count_valid(key_mask, keys, start)
+    batch, start = len(queries), jnp.zeros(1, jnp.int32)
+    query_counts = count_valid(slot_mask, (batch, queries.shape[2]), start)[:, None]
+    key_counts = count_valid(key_mask, (batch, num_keys), start)
     if call.pairing == "rank" and num_queries == num_keys and call.same_mask:
         return _equal_plan(queries, keys, key_counts[:, 0], shape)
     r = jnp.arange(queries.shape[2], dtype=jnp.int32)[None, None]
     if call.pairing == "rank":
         place = place_by_rank(r, query_counts, key_counts[:, None])
     else:
-        before = count_valid(query_mask, queries[:, :, :: slots.each], start, jnp.arange(num_queries, dtype=jnp.int32))
+        before = count_valid(query_mask, (batch, num_queries), start, jnp.arange(num_queries, dtype=jnp.int32))
         before = take_along(before[:, None], queries // slots.each)
         place = place_in_bucket(*bounds, before, jnp.maximum(query_counts // slots.each, 1), key_counts[:, None])
     level = Level(queries, r < query_counts, place // call.block_size, keys, key_counts, 0, max_blocks)

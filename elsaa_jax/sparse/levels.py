@@ -44,7 +44,7 @@ def causal_plan(call: SparseCall, tokens: Sorted, query_mask: Array | None, key_
     """
     del query_mask  # `tokens.slot_mask` is the same, by slot.
     num_queries, num_keys, num_heads, num_kv_heads = call.facts[:4]
-    slots, slot_mask = tokens.slots, tokens.slot_mask
+    slots, slot_mask, batch = tokens.slots, tokens.slot_mask, len(tokens.keys)
     first, base, each = num_keys - num_queries, call.base, slots.each
     halves = [base << i for i in reversed(range(((num_keys - 1) // base).bit_length()))]
     segments = [-(-num_keys // (2 * m)) for m in halves]
@@ -64,7 +64,7 @@ def causal_plan(call: SparseCall, tokens: Sorted, query_mask: Array | None, key_
         below = tuple([jnp.where(is_second, second_half, first_half) for first_half, second_half in bounds])
         blocks_per_segment = (half + call.block_size - 1) // call.block_size
         starts = 2 * half * jnp.arange(max(segments), dtype=jnp.int32)
-        key_counts = count_valid(key_mask, keys, starts, starts + half)
+        key_counts = count_valid(key_mask, (batch, num_keys), starts, starts + half)
 
         # Slot i of all second halves, which lie at the end of their windows.
         index = jnp.arange(max(num_seconds) * each, dtype=jnp.int32) + seconds_below(first_slot, half_slots)
@@ -72,7 +72,7 @@ def causal_plan(call: SparseCall, tokens: Sorted, query_mask: Array | None, key_
         start = (2 * segment + 1) * half_slots - first_slot
         place = start + index % half_slots
         chosen = take_along(queries, place[None, None])
-        query_counts = count_valid(slot_mask, queries, start, start + half_slots)[:, None]
+        query_counts = count_valid(slot_mask, (batch, num_queries * each), start, start + half_slots)[:, None]
         r = (place - jnp.maximum(start, 0))[None, None]
         if call.pairing == "rank":
             num_keys_of = jnp.take(key_counts, segment, axis=1, mode="clip")[:, None]

@@ -101,17 +101,17 @@ def tile_plan(level: Level, slots: Slots, shape: PlanShape) -> TilePlan:
     )
 
 
-def count_valid(mask: Array | None, tokens: Array, start: Array, end: Array | None = None) -> Array:
+def count_valid(mask: Array | None, shape: tuple[int, int], start: Array, end: Array | None = None) -> Array:
     """Counts the tokens in [start, end) that are not masked, (B, X).
 
     Args:
       mask: Tokens that take part, (B, n) bool, or None.
-      tokens: Any array (B, heads, n), for its shape.
-      start: First positions, (X,) or scalars.
-      end: Positions after the last ones; None means n.
+      shape: Batch size and number of tokens, (B, n).
+      start: First positions, (X,).
+      end: Positions after the last ones, (X,); n by default.
     """
-    batch, _, length = tokens.shape
-    start, end = (jnp.clip(x, 0, length) for x in (start, jnp.full_like(start, length) if end is None else end))
+    batch, length = shape
+    start, end = jnp.clip(start, 0, length), jnp.full_like(start, length) if end is None else jnp.clip(end, 0, length)
     if mask is None:
         return jnp.broadcast_to(end - start, (batch, *jnp.broadcast_shapes(end.shape, start.shape)))
     before = jnp.pad(jnp.cumsum(mask, axis=1, dtype=jnp.int32), [(0, 0), (1, 0)])
