@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import NamedTuple, TypeAlias
 
@@ -23,7 +24,7 @@ from elsaa_jax.checks import (
 from elsaa_jax.config import MAX_HARD_BITS, MAX_SOFT_BITS, ElsaaConfig
 from elsaa_jax.fusion import fuse_checked
 from elsaa_jax.low_rank.race import fused_race, make_arrays, make_race, race_branch, with_fusion
-from elsaa_jax.sparse.crossover import longest_exact
+from elsaa_jax.sparse.crossover import resolve_min_length
 from elsaa_jax.sparse.sort_lsh import make_sparse, sparse_branch
 from elsaa_jax.types import Array, BranchOutput, CallFacts, FusionKind, Implementation
 from pallas_kernels.configs import block_refusal, race_refusal
@@ -106,6 +107,7 @@ class ElsaaCall(NamedTuple):
       same_mask: Whether queries and keys have the same mask.
       block_route: Implementation of the sparse branch.
       race_route: Implementation of the low-rank branch.
+      is_exact: Whether the sparse branch, which is exact then, is the whole attention.
     """
 
     facts: CallFacts
@@ -114,6 +116,7 @@ class ElsaaCall(NamedTuple):
     same_mask: bool
     block_route: dispatch.Route
     race_route: dispatch.Route
+    is_exact: bool
 
 
 def make_elsaa(
@@ -145,7 +148,13 @@ def make_elsaa(
     chunk = min(config.race.chunk_size, key.shape[1]) if is_causal else None
     refusals = block_refusal(query, key), race_refusal(query, key, tables // config.race.num_ensembles, bits, chunk)
     routes = dispatch.route(implementation, refusals[0]), dispatch.route(implementation, refusals[1])
-    return ElsaaCall(facts, config, kind or config.fusion.kind, query_mask is key_mask, *routes)
+    is_exact = False
+    if config.sparse.min_length == "auto":
+        # The measured length up to which exact attention runs alone may change, so it is resolved outside of `jit`.
+        min_length = resolve_min_length(facts.num_keys, is_causal)
+        is_exact = min_length == facts.num_keys
+        config = dataclasses.replace(config, sparse=dataclasses.replace(config.sparse, min_length=min_length))
+    return ElsaaCall(facts, config, kind or config.fusion.kind, query_mask is key_mask, *routes, is_exact)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -233,9 +242,7 @@ def attend_both(
     sparse, num_keys = sparse_branch(sparse_call, query, key, value, lsh_planes, query_mask, key_mask)
     if num_keys is not None:
         sparse = BranchOutput(sparse.out, sparse.log_mass - jnp.log(jnp.maximum(num_keys, 1.0)))
-    # With min_length="auto", exact attention runs alone up to the measured length.
-    alone = config.sparse.min_length == "auto" and facts.num_keys <= longest_exact(facts.is_causal)
-    if alone and not keep_branches:
+    if call.is_exact and not keep_branches:
         return Fused(sparse.out, sparse, None, None)
     if keep_sparse is not None:
         keep = keep_sparse[:, None, None]
@@ -253,7 +260,7 @@ def attend_both(
         if low_rank_keys is not None:
             low_rank = BranchOutput(low_rank.out, low_rank.log_mass - jnp.log(low_rank_keys))
         out, eps, stop_gradient = sparse.out, fusion.eps, fusion.stop_gradient_mass
-        if not alone:
+        if not call.is_exact:
             out = fuse_checked(sparse, low_rank, gates, lam, eps=eps, kind=call.kind, stop_gradient_mass=stop_gradient)
         return Fused(out, sparse, low_rank.log_mass, low_rank.out)
     shape = sparse.log_mass.shape

@@ -27,7 +27,7 @@ def longest_exact(is_causal: bool) -> int:
 
 
 def resolve_min_length(num_keys: int, is_causal: bool) -> int:
-    """Returns the number that `min_length="auto"` stands for with this many keys."""
+    """Returns the number that `min_length="auto"` stands for; it is `num_keys` if exact attention alone is faster."""
     if num_keys <= longest_exact(is_causal):
         return num_keys
     return AUTO_BASE if is_causal else 0
