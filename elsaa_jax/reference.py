@@ -1,4 +1,4 @@
-"""Every function of the library as its O(N^2) definition, slow and obvious: the oracle of every test.
+"""The O(N^2) definition of every function of the library, slow and obvious: all tests compare with it.
 
 No fast code imports this module, and it imports none. Softmax attention is a dense softmax under a boolean matrix
 "who attends to whom"; RACE and Performer are dense kernel matrices. What has no gradient (hash codes, orders,
@@ -33,18 +33,18 @@ def _float32(x: Any) -> Array:
 
 
 def _log(x: Array) -> Array:
-    """log x; -inf with gradient 0 where x == 0."""
+    """Returns log x; -inf with gradient 0 where x == 0."""
     return jnp.where(x == 0, -jnp.inf, jnp.log(jnp.where(x == 0, 1.0, x)))
 
 
 def _ratio(numerator: Array, denominator: Array) -> Array:
-    """numerator (..., H) / denominator (...); 0 with gradient 0 where the denominator is 0."""
+    """Divides (..., H) by (...); the result is 0 with gradient 0 where the denominator is 0."""
     zero = (denominator == 0)[..., None]
     return jnp.where(zero, 0.0, numerator / jnp.where(zero, 1.0, denominator[..., None]))
 
 
 def _exp_shifted(logits: Array, allowed: Array) -> tuple[Array, Array]:
-    """exp(logits - top), 0 where not allowed, and top (..., 1): the row's largest allowed logit, 0 if it has none."""
+    """Returns exp(logits - top), 0 where not allowed, and top (..., 1), the largest allowed logit of a row or 0."""
     allowed = jnp.broadcast_to(allowed, logits.shape)
     top = lax.stop_gradient(jnp.max(jnp.where(allowed, logits, -jnp.inf), axis=-1, keepdims=True))
     top = jnp.where(jnp.isneginf(top), 0.0, top)
@@ -52,7 +52,7 @@ def _exp_shifted(logits: Array, allowed: Array) -> tuple[Array, Array]:
 
 
 def _logsumexp(x: Array) -> Array:
-    """log sum exp over the last axis; -inf with gradient 0 where every term is -inf."""
+    """Returns log sum exp over the last axis; -inf with gradient 0 where every term is -inf."""
     terms, top = _exp_shifted(x, ~jnp.isneginf(x))
     return top[..., 0] + _log(jnp.sum(terms, axis=-1))
 
@@ -63,7 +63,7 @@ def _to_query_heads(x: Array, num_heads: int, axis: int) -> Array:
 
 
 def _allowed(query: Array, key: Array, is_causal: bool, key_mask: Mask) -> Array:
-    """(B, 1, T, S): may query i see key j? j must be valid and, where causal, j <= S - T + i."""
+    """Returns whether query i may see key j, (B, 1, T, S): j is valid and, in causal attention, j <= S - T + i."""
     length, num_keys = query.shape[1], key.shape[1]
     if is_causal and length > num_keys:
         raise ValueError(f"is_causal needs T <= S, not T = {length} and S = {num_keys}")
@@ -74,7 +74,7 @@ def _allowed(query: Array, key: Array, is_causal: bool, key_mask: Mask) -> Array
 
 
 def _kernel_attention(kernel: Array, top: Array, value: Array, eps: float) -> BranchOutput:
-    """Den = sum_j K_ij, out = sum_j K_ij v_j / (Den + eps), log_mass = log Den, of K = exp(top) kernel (B, N, T, S)."""
+    """Computes Den = sum_j K_ij, out = sum_j K_ij v_j / (Den + eps) and log Den, for K = exp(top) kernel."""
     den = jnp.sum(kernel, axis=-1)
     floor = eps * jnp.exp(-top[..., 0]) if eps else 0.0
     out = _ratio(_einsum("bnts,bsnh->bnth", kernel, value), den + floor)
@@ -83,7 +83,7 @@ def _kernel_attention(kernel: Array, top: Array, value: Array, eps: float) -> Br
 
 
 def _softmax_attention(query: Array, key: Array, value: Array, allowed: Array, scale: Scale) -> BranchOutput:
-    """Eq. 2 over the allowed keys: d_i = sum_j exp z_ij, o_i = sum_j exp(z_ij) v_j / d_i, log_mass = log d."""
+    """Computes Eq. 2 over the allowed keys: d_i = sum_j exp z_ij, o_i = sum_j exp(z_ij) v_j / d_i, log_mass = log d."""
     scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
     key, value = (_to_query_heads(_float32(x), query.shape[2], axis=2) for x in (key, value))
     logits = _einsum("btnh,bsnh->bnts", _float32(query), key) * scale
@@ -94,19 +94,19 @@ def _softmax_attention(query: Array, key: Array, value: Array, allowed: Array, s
 def exact_attention(
     query: Array, key: Array, value: Array, *, is_causal: bool = False, key_mask: Mask = None, scale: Scale = None
 ) -> BranchOutput:
-    """Dense attention over all keys a query may see (Eq. 1 and 2)."""
+    """Computes dense attention over all keys that a query may see (Eq. 1 and 2)."""
     return _softmax_attention(query, key, value, _allowed(query, key, is_causal, key_mask), scale)
 
 
 def hard_codes(x: Array | np.ndarray, planes: Array | np.ndarray) -> np.ndarray:
-    """The code of x (..., H) under planes (P, H), or of x (..., K, H) under (K, P, H): sum_p 2^p [x . planes_p > 0]."""
+    """Computes sum_p 2^p [x . planes_p > 0] of x (..., H) with planes (P, H), or of x (..., K, H) with (K, P, H)."""
     equation = "...h,ph->...p" if planes.ndim == 2 else "...kh,kph->...kp"
     bits = np.einsum(equation, np.asarray(x, np.float64), np.asarray(planes, np.float64)) > 0
     return np.sum(bits * 2 ** np.arange(bits.shape[-1]), axis=-1).astype(np.int32)
 
 
 def gray_rank(codes: Any, num_bits: int) -> np.ndarray:
-    """Where each code stands in the reflected Gray sequence 0, 1, 3, 2, 6, ..., whose member r is r ^ (r >> 1)."""
+    """Returns the rank of each code in the reflected Gray sequence 0, 1, 3, 2, 6, ...; member r is r ^ (r >> 1)."""
     rank_of_code = np.empty(2**num_bits, np.int32)
     for rank in range(2**num_bits):
         rank_of_code[rank ^ (rank >> 1)] = rank
@@ -126,12 +126,12 @@ def _pair(
     block_size: int,
     num_neighbors: int,
 ) -> None:
-    """Alg. "sortLSH Sparse Exact Attention Branch" for one head: marks in support (T, S) the keys each query meets.
+    """Marks in support (T, S) the keys that each query of one head meets in Alg. "sortLSH Sparse Exact Attention".
 
     Queries and keys are sorted by the Gray rank of their codes (Python's sort is stable), and the sorted keys are cut
     into blocks. Each query has a place among the sorted keys and meets the block of that place, and its neighbours:
     "rank": the r-th of n_q queries is at place floor(r n_k / n_q), so that equal counts meet block by block;
-    "bucket": in the bucket [low, high) of the keys that have its own code, as far along as its turn of num_turns is.
+    "bucket": in the bucket [low, high) of keys with its own code, at floor((high - low) (2 turn + 1) / (2 num_turns)).
     """
     sorted_queries = sorted(queries, key=lambda i: query_rank[i])
     sorted_keys = sorted(keys, key=lambda j: key_rank[j])
@@ -150,10 +150,10 @@ def _pair(
 
 
 def _pair_causally(support: np.ndarray, queries: Sequence[int], keys: Sequence[int], base: int, pair: Callable) -> None:
-    """Alg. "Causal sortLSH Sparse Exact Attention Branch" for one head, level by level instead of recursively.
+    """Runs Alg. "Causal sortLSH Sparse Exact Attention Branch" for one head, level by level instead of recursively.
 
     Stretches of `base` positions, aligned at 0, attend exactly; then, for m = base, 2 base, ..., the second half of
-    each stretch of 2m meets its first half. Query i stands at position S - T + i.
+    each window of 2m meets its first half. Query i stands at position S - T + i.
     """
     length, num_keys = support.shape
     position = {i: num_keys - length + i for i in queries}
@@ -182,7 +182,7 @@ def sort_lsh_support(
     query_mask: Mask = None,
     key_mask: Mask = None,
 ) -> np.ndarray:
-    """Who attends to whom in the sparse branch, (B, N, T, S) bool, of concrete arrays; masked tokens take no part."""
+    """Returns which query attends to which key in the sparse branch, (B, N, T, S) bool, for concrete arrays."""
     (batch, length, num_heads, _), (num_keys, num_kv_heads) = query.shape, key.shape[1:3]
     group = num_heads // num_kv_heads
     query_planes = planes if planes.ndim == 2 else np.repeat(np.asarray(planes), group, axis=0)
@@ -213,7 +213,7 @@ def sort_lsh_support(
 
 
 def _traced_support(query: Array, key: Array, planes: Array, query_mask: Mask, key_mask: Mask, **options: Any) -> Array:
-    """`sort_lsh_support` of what may be traced, by a callback that sees the concrete values."""
+    """Computes `sort_lsh_support` of arrays that may be traced, by a callback that gets the concrete values."""
     query_mask = jnp.ones(query.shape[:2], bool) if query_mask is None else jnp.asarray(query_mask)
     key_mask = jnp.ones(key.shape[:2], bool) if key_mask is None else jnp.asarray(key_mask)
     return jax.pure_callback(
@@ -242,7 +242,7 @@ def sort_lsh_attention(
     scale: Scale = None,
     support: Array | np.ndarray | None = None,
 ) -> BranchOutput:
-    """The sparse branch: softmax over the support, which has no gradient; a given `support` overrules the options.
+    """Computes the softmax over the support, which has no gradient; a given `support` overrules the options.
 
     MergeLSE of disjoint supports is the softmax over their union, so one softmax serves the causal form as well.
     """
@@ -256,7 +256,7 @@ def sort_lsh_attention(
 def causal_sort_lsh_recursive(
     query: Array, key: Array, value: Array, planes: Array, *, block_size: int = 256, min_length: int = 0, **options: Any
 ) -> BranchOutput:
-    """Alg. "Causal sortLSH Sparse Exact Attention Branch", the recursion itself, for T == S == N0 * 2^k, no masks.
+    """Runs the recursion of Alg. "Causal sortLSH Sparse Exact Attention Branch", for T == S == N0 * 2^k, no masks.
 
     Its SortLSH is that of rank pairing; `options` are `num_neighbors` and `scale`.
     """
@@ -275,7 +275,7 @@ def causal_sort_lsh_recursive(
 
 
 def soft_codes(x: Array, planes: Array, beta: Number = 1.0) -> Array:
-    """phi(x) of Alg. "RACE Low-Rank Attention Branch": softmax over r of beta tanh(W x) . v_r.
+    """Computes phi(x) of Alg. "RACE Low-Rank Attention Branch": softmax over r of beta tanh(W x) . v_r.
 
     x (..., H) with planes (L, P, H) gives (..., L, 2^P); x (..., K, H) with (K, L, P, H) gives (..., K, L, 2^P).
     v_r, a corner of {-1, 1}^P, has +1 at p where bit p of r is set.
@@ -300,7 +300,7 @@ def race_attention(
     chunk_size: int = 256,
     eps: float = 1e-6,
 ) -> BranchOutput:
-    """The low-rank branch, Alg. "RACE Low-Rank Attention Branch" and "Causal RACE ...", its T x S kernel written out.
+    """Computes Alg. "RACE Low-Rank Attention Branch" and "Causal RACE ...", with the T x S kernel written out.
 
     Chunks are only a way to sum, so `chunk_size` plays no part. Ensemble e of M has the tables e L, ..., e L + L - 1.
     """
@@ -332,7 +332,7 @@ def performer_attention(
     key_mask: Mask = None,
     eps: float = 1e-6,
 ) -> BranchOutput:
-    """FAVOR+: the kernel phi(q) . phi(k), in log space, phi_f(x) = exp(w_f . x d^-1/4 - |x|^2 / (2 sqrt d)) / sqrt F.
+    """Computes FAVOR+ with phi_f(x) = exp(w_f . x d^-1/4 - |x|^2 / (2 sqrt d)) / sqrt F, in log space.
 
     The projection is (F, H), shared by the heads, or (K, F, H).
     """
@@ -354,7 +354,7 @@ def performer_attention(
 
 
 def merge(first: BranchOutput, second: BranchOutput) -> BranchOutput:
-    """MergeLSE of Alg. "Causal sortLSH ...", without its eps; two rows without keys give out 0, log_mass -inf."""
+    """Computes MergeLSE of Alg. "Causal sortLSH ..." without its eps; two rows without keys give 0 and -inf."""
     masses = jnp.stack([first.log_mass, second.log_mass], axis=-1)
     weights, top = _exp_shifted(masses, ~jnp.isneginf(masses))
     total = jnp.sum(weights, axis=-1)
@@ -365,7 +365,7 @@ def merge(first: BranchOutput, second: BranchOutput) -> BranchOutput:
 def sparse_multiplier(
     sparse_log_mass: Array, low_rank_log_mass: Array, *, lam: Number = 1.0, eps: float = 1e-6
 ) -> Array:
-    """Eq. 5, m = d_sparse / (d_sparse + lam d_lr + eps), by log-sum-exp as in Alg. "Causal ELSAA"."""
+    """Computes Eq. 5, m = d_sparse / (d_sparse + lam d_lr + eps), from the logarithms of the masses."""
     factor, floor = (jnp.broadcast_to(_float32(x), sparse_log_mass.shape) for x in (lam, eps))
     exponents = [sparse_log_mass, low_rank_log_mass, jnp.zeros_like(floor)]
     parts = _scaled_exp(exponents, [jnp.ones_like(factor), factor, floor])
@@ -400,7 +400,7 @@ def fuse(
     kind: FusionKind = "elsaa",
     stop_gradient_mass: bool = True,
 ) -> Array:
-    """Eq. 6, O = g_s m O_s + g_lr O_lr, and its variants; gates and lam broadcast to (B, T, N)."""
+    """Computes Eq. 6, O = g_s m O_s + g_lr O_lr, and its variants; gates and lam broadcast to (B, T, N)."""
     shape = sparse.log_mass.shape
     gate_sparse, gate_low_rank, lam = (jnp.broadcast_to(_float32(x), shape) for x in (gate_sparse, gate_low_rank, lam))
     out_sparse, out_low_rank = _float32(sparse.out), _float32(low_rank.out)
@@ -423,7 +423,7 @@ def fuse(
 
 
 def _per_key(branch: BranchOutput, seen: Array) -> BranchOutput:
-    """The branch with its mass divided by the number of keys that each query has seen, of `seen` (B, N or 1, T, S)."""
+    """Divides the mass of a branch by the number of keys that each query has seen, from `seen` (B, N or 1, T, S)."""
     num_keys = jnp.sum(seen, axis=-1).swapaxes(1, 2)
     mean = jnp.where(num_keys == 0, -jnp.inf, branch.log_mass - jnp.log(_float32(jnp.maximum(num_keys, 1))))
     return BranchOutput(branch.out, mean)
@@ -447,7 +447,7 @@ def elsaa_attention(
     beta: Number | None = None,
     return_branches: bool = False,
 ) -> Array | tuple[Array, tuple[BranchOutput, BranchOutput]]:
-    """Alg. "ELSAA: Efficient Low-Rank and Sparse Approximation of Attention", or "Causal ELSAA ...", after projection.
+    """Computes Alg. "ELSAA: Efficient Low-Rank and Sparse Approximation of Attention" or "Causal ELSAA ...".
 
     Without `lsh_planes` the sparse branch hashes with the first planes of the low-rank one, table after table.
     mass_scale "mean" divides each mass by the number of keys it sums over, also in the branches that are returned.

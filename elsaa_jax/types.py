@@ -12,22 +12,28 @@ Axis letters, as in `jax.nn.dot_product_attention`. Every signature uses them:
   L  hash tables of one ensemble of the RACE branch
   P  bits (hyperplanes) of one table
   M  ensembles of the RACE branch
-  F  features: M * L * 2**P soft buckets, or the random features of Performer
+  F  features: the L * 2**P soft buckets of one ensemble, or the random features of Performer
   C  tokens of a chunk
   R  rows that are independent problems, B * K
 
 Words, each with one meaning:
 
-  block     `block_size` keys that stand together in the sorted order
-  bucket    the keys that share one hash code
-  chunk     C consecutive tokens that RACE or exact attention handles at a time
-  level     one half-length m of the causal split
-  log-mass  the logarithm of the softmax denominator of one query (or of its estimate), float32
-  padding   a row index past the end of an array: reads give zero and writes are dropped
-  stretch   N0 consecutive tokens, aligned at position 0; attention within it is exact
-  tile      queries that attend to the same block or blocks
-  window    2m consecutive tokens of one level, aligned at position 0; queries of its second half
-            attend to keys of its first half
+  block         `block_size` keys that stand together in the sorted order
+  bucket        the keys that share one hash code; a soft bucket of RACE is a weighted set of all keys
+  causal split  the way in which a causal query reaches its past: its own stretch, then one window of each level
+  chunk         C consecutive tokens that RACE or exact attention handles at a time
+  level         the windows of one half-length m = N0, 2 N0, 4 N0, ... of the causal split
+  log-mass      the logarithm of the softmax denominator of one query (or of its estimate), float32
+  N0            the length of a stretch in the causal split, `min_length` or `block_size`
+  padding       a row or block index past the end of its array: reads give a fill value, writes are dropped
+  place         an index into a sorted order
+  segment       the keys of one window that its queries may see, or all keys in non-causal attention
+  slot          an index of a query in the order before sorting, with the heads that share keys side by side
+  stretch       consecutive tokens within which attention is exact: N0 tokens from a multiple of N0 on, or all tokens
+                in exact attention
+  tile          queries that attend to the same block or blocks
+  window        2m consecutive tokens from a multiple of 2m on; queries of its second half attend to keys of its
+                first half
 
 Masks are boolean and True means "attend".
 """
@@ -94,11 +100,13 @@ class CallFacts(NamedTuple):
 class TilePlan(NamedTuple):
     """The queries and keys that attend to each other, for each level of a causal split (one level otherwise).
 
+    There are A tiles of t queries and D blocks of s keys, and a tile attends to w blocks.
+
     Attributes:
       query_rows: Row index of each query in a tile, (levels, A, t) int32. Within a level a query is in at most one
         tile.
-      key_rows: Row index of each key in a block, (levels, C, s) int32.
-      blocks: Blocks that each tile attends to, (levels, A, w) int32; an index past C is padding. None means that
+      key_rows: Row index of each key in a block, (levels, D, s) int32.
+      blocks: Blocks that each tile attends to, (levels, A, w) int32; an index past D is padding. None means that
         tile a attends to block a only.
     """
 

@@ -97,7 +97,7 @@ def _cut(rows: Array, size: int, padding: int) -> tuple[Array, int]:
 
 
 def _tiles_of_blocks(first: Array, end: Array, num_blocks: int, num_rows: int) -> tuple[Array, Array]:
-    """Turns the range of blocks of each tile, (levels, A), into the range of tiles of each block, (levels, C)."""
+    """Turns the range of blocks of each tile, (levels, A), into the range of tiles of each block, (levels, D)."""
     _levels, num_tiles = first.shape
     tiles_each, blocks_each = num_tiles // num_rows, num_blocks // num_rows
     blocks = jnp.arange(num_blocks, dtype=INT32).reshape(num_rows, blocks_each)

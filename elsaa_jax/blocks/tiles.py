@@ -125,10 +125,10 @@ def _take(rows: Array, index: Array, fill: float = 0) -> Array:
 
 
 def _take_rows(rows: Array, index: Array) -> Array:
-    """Gathers rows (..., H), 0 for padding, as integers and with some arithmetic.
+    """Gathers rows (..., H), 0 for padding, in a form that LLVM compiles to vector instructions.
 
-    LLVM copies a row of 64 numbers one by one and waits for memory at each row. If there is arithmetic besides the
-    copy, it uses vectors and is up to three times faster. XLA would move arithmetic on floats elsewhere.
+    A plain gather copies a row of 64 numbers one by one and waits for memory at each row. With integer arithmetic
+    besides the copy, LLVM uses vectors and is up to three times faster. XLA would move arithmetic on floats elsewhere.
     """
     integer = jnp.dtype(f"int{8 * rows.dtype.itemsize}")
     bits = lax.bitcast_convert_type(rows.at[index].get(mode="clip"), integer)

@@ -127,7 +127,7 @@ def race_branch(call: RaceCall, arrays: RaceArrays) -> BranchOutput:
 
 
 def with_fusion(call: RaceCall, kind: FusionKind, stop_gradient_mass: bool) -> RaceCall:
-    """Adds the fusion to the readout of a call if the readout can do it, and saves memory traffic by it."""
+    """Adds the fusion to the readout of a call, which saves memory traffic, if the readout can compute it."""
     fits = kind in FUSED_KINDS and (kind != "convex" or stop_gradient_mass) and call.num_ensembles == 1
     return call._replace(fusion=cast(FusedKind, kind), stop_gradient_mass=stop_gradient_mass) if fits else call
 

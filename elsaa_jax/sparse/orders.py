@@ -1,4 +1,4 @@
-"""Tokens in the order of their hash codes, and counts in such an order."""
+"""Queries and keys in the order of their hash codes, from one sort each."""
 
 from __future__ import annotations
 

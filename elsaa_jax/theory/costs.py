@@ -219,7 +219,7 @@ def kept_memory(
 
 
 def _plan_integers(n: int, group: int, config: SortLshConfig, is_causal: bool) -> int:
-    """Integers of the plan for one key/value head, an upper bound where tiles are filled by index."""
+    """Counts the integers of the plan for one key/value head, an upper bound where tiles are filled by index."""
     if config.min_length == "auto":
         raise ValueError("SortLshConfig.min_length is 'auto'; the memory needs a number")
     base = int(config.min_length or config.block_size) if is_causal else int(config.min_length)

@@ -172,7 +172,7 @@ def _share(log_part: np.ndarray, log_total: np.ndarray) -> np.ndarray:
 
 
 def _soft_codes(x: np.ndarray, planes: np.ndarray, beta: float) -> np.ndarray:
-    """(T, H) -> (T, L 2^P): for each table, the softmax of beta tanh(W x) . v_r over the corners v_r of {-1, 1}^P."""
+    """Computes the softmax of beta tanh(W x) . v_r over the corners v_r of each table, (T, H) -> (T, L 2^P)."""
     x, planes = (np.asarray(a, np.float64) for a in (x, planes))
     num_bits = planes.shape[1]
     corners = 2.0 * (np.arange(2**num_bits)[:, None] >> np.arange(num_bits) & 1) - 1.0

@@ -134,24 +134,24 @@ def _count(program: Any, rules: dict[str, Callable[[Any], int]], refuse: bool) -
 
 
 def _programs(params: dict[str, Any]) -> list[Any]:
-    """Programs within an operation: bodies of loops and kernels, branches, inner functions."""
+    """Returns the programs within an operation: bodies of loops and kernels, branches, inner functions."""
     return [x for x in jax.tree.leaves(params) if hasattr(x, "eqns")]
 
 
 def _grid_programs(mapping: Any) -> int:
-    """Number of programs in the grid of a Pallas kernel."""
+    """Returns the number of programs in the grid of a Pallas kernel."""
     if mapping.num_dynamic_grid_bounds:
         raise ValueError("the program has a kernel whose grid depends on data; its work cannot be counted")
     return math.prod(mapping.grid)
 
 
 def _product(equation: Any) -> int:
-    """Batch x rows x columns x contracted of a dot_general."""
+    """Returns batch x rows x columns x contracted of a dot_general."""
     (contracted, _), _ = equation.params["dimension_numbers"]
     left = equation.invars[0].aval.shape
     return math.prod(equation.outvars[0].aval.shape) * math.prod(left[axis] for axis in contracted)
 
 
 def _sorted(equation: Any) -> int:
-    """Elements of the first operand of a sort."""
+    """Returns the number of elements of the first operand of a sort."""
     return math.prod(equation.invars[0].aval.shape)

@@ -130,21 +130,21 @@ def _level(
 
 
 def _place_in_bucket(low: np.ndarray, high: np.ndarray, turn: np.ndarray, num_turns: int, num_keys: int) -> np.ndarray:
-    """Place of each query among the sorted keys: min(lo + floor((hi - lo) (2 i + 1) / (2 m)), n - 1), in integers."""
+    """Returns the place of each query: min(lo + floor((hi - lo) (2 i + 1) / (2 m)), n - 1), in integers."""
     return np.minimum(low + (high - low) * (2 * turn + 1) // (2 * num_turns), num_keys - 1)
 
 
 def _block_range(
     place: np.ndarray, block_size: int, num_neighbors: int, num_keys: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Start and end of the blocks that a query at `place` reads among `num_keys` sorted keys."""
+    """Returns start and end of the blocks that a query at `place` reads among `num_keys` sorted keys."""
     block = place // block_size
     start = np.maximum(block - num_neighbors, 0) * block_size
     return start, np.minimum((block + num_neighbors + 1) * block_size, num_keys)
 
 
 def _gray_ranks(x: np.ndarray, planes: np.ndarray) -> np.ndarray:
-    """Rank of each hash code in the reflected Gray sequence, the inverse of r -> r ^ (r >> 1)."""
+    """Returns the rank of each hash code in the reflected Gray sequence, the inverse of r -> r ^ (r >> 1)."""
     ranks = reference.hard_codes(x, planes).astype(np.int64)
     shift = 1
     while shift < len(planes):

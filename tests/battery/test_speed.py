@@ -1,4 +1,4 @@
-"""Speed against exact attention, ours and PyTorch's, in one run (`pytest -m slow -s tests/test_speed.py`)."""
+"""Speed against exact attention, ours and PyTorch's, in one run (`pytest -m slow -s tests/battery/test_speed.py`)."""
 
 import statistics
 import time

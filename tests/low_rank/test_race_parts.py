@@ -3,6 +3,7 @@
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import elsaa_jax
@@ -59,3 +60,21 @@ def test_parts_hold_all_tokens_and_little_more(length, batch):
     assert size * batch * 4 <= max(race_xla.ROWS_AT_A_TIME, parts * batch * 4)
     chunks = -(-length // size)
     assert (chunks * size - length) < parts * (chunks + 1)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_all_derivatives_equal_those_of_the_definition(is_causal):
+    rng = np.random.default_rng(3)
+    query, key, value = (jnp.asarray(rng.normal(size=(1, 37, 2, 8)), jnp.float32) for _ in range(3))
+    planes = jnp.asarray(rng.normal(size=(2, 3, 2, 8)) / 2, jnp.float32)
+    weights = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((1, 37, 2, 8), (1, 37, 2))]
+
+    def loss(function, **options):
+        def of(query, key, value, planes, beta, eps):
+            out, log_mass = function(query, key, value, planes, beta=beta, eps=eps, is_causal=is_causal, **options)
+            return jnp.sum(out * weights[0]) + jnp.sum(log_mass * weights[1])
+
+        return jax.grad(of, argnums=range(6))(query, key, value, planes, jnp.float32(1.5), jnp.float32(0.1))
+
+    ours = loss(elsaa_jax.race_attention, chunk_size=8, implementation="xla")
+    chex.assert_trees_all_close(ours, loss(reference.race_attention), atol=1e-4, rtol=1e-4)
