@@ -86,7 +86,8 @@ _identity = Primitive("elsaa_reverse_mode_only")
 _identity.def_abstract_eval(lambda x: x)
 _identity.def_impl(lambda x: x)
 mlir.register_lowering(_identity, lambda _, x: [x])
-ad.primitive_jvps[_identity] = lambda primals, tangents: (_identity.bind(*primals), _tangent_of(*tangents))
+# The primal is passed on as it is: as a result of its own it would be kept for the backward pass once more.
+ad.primitive_jvps[_identity] = lambda primals, tangents: (primals[0], _tangent_of(*tangents))
 batching.primitive_batchers[_identity] = lambda args, axes: (_identity.bind(*args), axes[0])
 
 # The identity on tangents. Reverse mode only transposes it; forward mode must evaluate, lower or batch it: all raise.

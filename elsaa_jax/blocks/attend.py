@@ -58,8 +58,8 @@ def _attend_fwd(
     query_mask: Array | None,
     key_mask: Array | None,
 ) -> tuple[tuple[Array, Array], Residuals]:
-    query, key, value = first_order_only((query, key, value))
-    out, log_mass = attend(call, query, key, value, plan, query_mask, key_mask)
+    # The guarded arrays are not kept for the backward pass: they would be copies of the inputs.
+    out, log_mass = attend(call, *first_order_only((query, key, value)), plan, query_mask, key_mask)
     return (out, log_mass), (query, key, value, plan, query_mask, key_mask, out, log_mass)
 
 

@@ -159,8 +159,8 @@ Residuals = tuple[RaceArrays, Sparse | None, Array, State]
 
 
 def _attend_fwd(call: RaceCall, arrays: RaceArrays, sparse: Sparse | None) -> tuple[tuple[Array, Array], Residuals]:
-    arrays, sparse = first_order_only((arrays, sparse))
-    out, den, state = _forward(call, arrays, sparse)
+    # The guarded arrays are not kept for the backward pass: they would be copies of the inputs.
+    out, den, state = _forward(call, *first_order_only((arrays, sparse)))
     return (out, den), (arrays, sparse, den, state)
 
 
