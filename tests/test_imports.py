@@ -2,9 +2,9 @@
 
 import ast
 import graphlib
+import importlib.util
 import pathlib
 
-ROOT = pathlib.Path(__file__).parent.parent
 PACKAGES = ("elsaa_jax", "pallas_kernels", "experiments")
 
 # A room may import itself and the rooms below it. `reference` and `theory` stand aside: no fast code imports them.
@@ -33,8 +33,10 @@ USE_KERNELS = {f"elsaa_jax.{room}" for room in ("dispatch", "blocks", "sparse", 
 def module_files(package):
     """Returns the file of each module of a package; a package's own name is that of its `__init__`."""
     files = {}
-    for path in (ROOT / package).rglob("*.py"):
-        parts = path.relative_to(ROOT).with_suffix("").parts
+    spec = importlib.util.find_spec(package)  # The installed package, or the source tree.
+    folder = pathlib.Path(spec.origin).parent
+    for path in folder.rglob("*.py"):
+        parts = path.relative_to(folder.parent).with_suffix("").parts
         files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return files
 
