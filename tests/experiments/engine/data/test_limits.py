@@ -127,7 +127,7 @@ def test_a_pack_of_too_many_bytes(tmp_path, monkeypatch):
 
 
 def test_an_image_of_too_many_pixels(tmp_path):
-    """Such a file is small, and takes gigabytes in memory."""
+    """A small compressed file that would unpack to gigabytes in memory is refused."""
     buffer = io.BytesIO()
     Image.new("1", (12_000, 12_000)).save(buffer, "PNG")
     pets(tmp_path)

@@ -9,7 +9,7 @@ from experiments.engine.data import catalog, download, limits, store, sums
 from experiments.engine.errors import EngineError
 from tests.experiments.engine.data.raw_sets import unpublished, write_pack  # noqa: F401
 
-# The files whose sums nobody has published: they are recorded when they are first downloaded.
+# Files without a published sum. Their sums are recorded at the first download.
 WITHOUT_SUMS = {"train_data.txt", "val_data.txt", "test_data.txt"}
 
 
@@ -38,7 +38,7 @@ def test_matlab_files_are_checked_before_they_are_read(tmp_path, monkeypatch, na
 
 
 class Response:
-    """What a server sends."""
+    """The response of a server."""
 
     def __init__(self, data, url, headers=None):
         self.data, self.url, self.headers = data, url, headers or {}
